@@ -1,7 +1,9 @@
-"""All benches: `python -m bench` runs each as a program of its own, prints its JSON, and one table of all goals at the end.
+"""All benches: `python -m bench` runs each as a program of its own, prints its JSON, and one table
+of all goals at the end.
 
-A bench measures ratios of arms that are interleaved, so other work on the machine disturbs both; but not alike. Whether it did shows in the A/A
-control: two identical arms. `--only` names benches. Exit code 1 where a goal is missed, or a bench failed.
+A bench measures ratios of arms that are interleaved, so other work on the machine disturbs both;
+but not alike. Whether it did shows in the A/A control: two identical arms. `--only` names benches.
+Exit code 1 where a goal is missed, or a bench failed.
 """
 
 from __future__ import annotations
@@ -17,13 +19,31 @@ from bench.goals import Figure, figures
 
 from ecrl_cli.linux.clock import monotonic
 
-NAMES = ("stall", "deferred", "store", "scrub", "bad_input", "audit", "page", "in_memory", "replicas", "goodput", "spares", "start", "step")
-BUSY = 0.25  # of the cores: with more work than this beside, two identical arms differ by more than the goals are worth
+NAMES = (
+    "stall",
+    "deferred",
+    "store",
+    "scrub",
+    "bad_input",
+    "audit",
+    "page",
+    "in_memory",
+    "replicas",
+    "goodput",
+    "spares",
+    "start",
+    "step",
+)
+# of the cores: with more work than this beside, two identical arms differ by more than the goals
+# are worth
+BUSY = 0.25
 
 
 def measure(name: str) -> tuple[list[Figure], str]:
     """The figures of a bench, and why it failed (empty if it did not)."""
-    done = subprocess.run([sys.executable, "-m", f"bench.{name}"], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}"], stdout=subprocess.PIPE, text=True, check=False
+    )
     print(done.stdout, end="", flush=True)
     try:
         document = json.loads(done.stdout)
@@ -33,25 +53,43 @@ def measure(name: str) -> tuple[list[Figure], str]:
 
 
 def table(found: list[Figure]) -> list[str]:
-    """The lines of the table: bench, goal, what was reached, its limit, the A/A control, and what follows."""
+    """The lines of the table: bench, goal, what was reached, its limit, the A/A control, and what
+    follows.
+    """
     rows = [("bench", "figure", "measured", "limit", "A/A", "")]
     for each in found:
         control = "" if each.control is None else f"{each.control:.3f}"
-        rows.append((each.bench, each.name, f"{each.reached:.3g}", each.limit, control, each.verdict))
+        rows.append(
+            (each.bench, each.name, f"{each.reached:.3g}", each.limit, control, each.verdict)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the benches; prints the JSON of each and one table.")
+    parser = argparse.ArgumentParser(
+        description="Run the benches; prints the JSON of each and one table."
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > BUSY * cores:
-        print(f"this machine is busy (load {load:.1f} on {cores} cores): what is measured now will mostly be inconclusive", file=sys.stderr)
+        print(
+            f"this machine is busy (load {load:.1f} on {cores} cores): what is measured now will"
+            " mostly be inconclusive",
+            file=sys.stderr,
+        )
     found, failed, began = [], {}, monotonic()
     for number, name in enumerate(options.only, 1):
-        print(f"bench {name} ({number} of {len(options.only)}), {(monotonic() - began) / 60:.0f} min so far", file=sys.stderr, flush=True)
+        print(
+            f"bench {name} ({number} of {len(options.only)}), {(monotonic() - began) / 60:.0f} min"
+            " so far",
+            file=sys.stderr,
+            flush=True,
+        )
         figures_of, reason = measure(name)
         found += figures_of
         if reason:

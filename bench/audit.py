@@ -1,11 +1,15 @@
-"""What recording costs a job: `python -m bench.audit` measures, in one run with interleaved arms, and prints JSON.
+"""What recording costs a job: `python -m bench.audit` measures, in one run with interleaved arms,
+and prints JSON.
 
-Two jobs of one thread each: steps of 10 ms, recorded without digests; steps of 50 ms with 10 million parameters and AdamW, recorded with digests of
-parameters and optimizer state after every step. The second is measured twice: on all cores of the machine (large tensors are hashed on up to four),
-and on one. Each job runs as three processes of its own: undisturbed, undisturbed again (the A/A control) and recorded as `ecrl audit` does it
-(sitecustomize). The undisturbed one is filled up until its median step takes what it should; the others are filled alike. A round lets each do a
-block of steps while the others wait, in another order every time. Ratios are medians of the rounds' ratios of medians. The digest is XXH3 where
-xxhash is installed, else BLAKE3: which one is in the result. Absolute numbers belong to this machine and this minute.
+Two jobs of one thread each: steps of 10 ms, recorded without digests; steps of 50 ms with 10
+million parameters and AdamW, recorded with digests of parameters and optimizer state after every
+step. The second is measured twice: on all cores of the machine (large tensors are hashed on up to
+four), and on one. Each job runs as three processes of its own: undisturbed, undisturbed again (the
+A/A control) and recorded as `ecrl audit` does it (sitecustomize). The undisturbed one is filled up
+until its median step takes what it should; the others are filled alike. A round lets each do a
+block of steps while the others wait, in another order every time. Ratios are medians of the rounds'
+ratios of medians. The digest is XXH3 where xxhash is installed, else BLAKE3: which one is in the
+result. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ ARMS = ("bare", "bare again", "recorded")
 
 @dataclass(frozen=True)
 class Case:
-    """`width`: of the three layers; `step_ms`: what a step is filled up to; `goal`: recorded / bare; `cores`: that each process may use, 0: all."""
+    """`width`: of the three layers; `step_ms`: what a step is filled up to; `goal`: recorded /
+    bare; `cores`: that each process may use, 0: all.
+    """
 
     name: str
     width: int
@@ -47,7 +53,8 @@ CASES = (
     Case("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10),
     Case("digests every step, 50 ms, 10 M parameters, one core", 1830, 50.0, 1, 1.10, cores=1),
 )
-CALIBRATION, NEAR = 10, 0.02  # how often the fill is corrected at most, and how near to `step_ms` the median is to come
+# how often the fill is corrected at most, and how near to `step_ms` the median is to come
+CALIBRATION, NEAR = 10, 0.02
 
 
 class Worker:
@@ -56,11 +63,27 @@ class Worker:
     def __init__(self, case: Case, recorder: Path | None, folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if recorder is not None:
-            environment |= {"PYTHONPATH": str(recorder), "ECRL_RECORD": str(folder), "ECRL_DIGESTS": str(case.digests), "ECRL_ATTEMPT": "0"}
-        command = [sys.executable, str(Path(__file__).with_name("recorded_job.py")), str(case.width)]
+            environment |= {
+                "PYTHONPATH": str(recorder),
+                "ECRL_RECORD": str(folder),
+                "ECRL_DIGESTS": str(case.digests),
+                "ECRL_ATTEMPT": "0",
+            }
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("recorded_job.py")),
+            str(case.width),
+        ]
         if case.cores:
-            command = ["taskset", "--cpu-list", ",".join(map(str, sorted(os.sched_getaffinity(0))[: case.cores])), *command]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            command = [
+                "taskset",
+                "--cpu-list",
+                ",".join(map(str, sorted(os.sched_getaffinity(0))[: case.cores])),
+                *command,
+            ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def ask(self, words: str) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -75,8 +98,10 @@ class Worker:
 
 
 def calibrated(worker: Worker, step_ms: float, steps: int) -> int:
-    """How many multiplications fill the median step of `worker` up to `step_ms`; what one takes differs from process to process and minute to
-    minute, so that it is corrected by what the steps really took."""
+    """How many multiplications fill the median step of `worker` up to `step_ms`; what one takes
+    differs from process to process and minute to minute, so that it is corrected by what the steps
+    really took.
+    """
     own, one = worker.ask("calibrate")
     fill = round((step_ms / 1000 - own) / one)
     for _ in range(CALIBRATION):
@@ -108,14 +133,23 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> dict[str, Any]
     finally:
         for worker in workers.values():
             worker.close()
-    lines = [json.loads(line) for path in record.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for path in record.rglob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     recorded = [line for line in lines if line["type"] == "step"]
-    assert len(recorded) == (rounds + 1) * steps and all(bool(line.get("params")) == bool(case.digests) for line in recorded), (
-        "not recorded as planned"
+    assert len(recorded) == (rounds + 1) * steps and all(
+        bool(line.get("params")) == bool(case.digests) for line in recorded
+    ), "not recorded as planned"
+    ratio, control = (
+        median_ratio(medians, "recorded", "bare"),
+        median_ratio(medians, "bare again", "bare"),
     )
-    ratio, control = median_ratio(medians, "recorded", "bare"), median_ratio(medians, "bare again", "bare")
     return {
-        "step_ms": {arm: round(1000 * statistics.median(values), 3) for arm, values in medians.items()},
+        "step_ms": {
+            arm: round(1000 * statistics.median(values), 3) for arm, values in medians.items()
+        },
         "goals": {"recorded / bare": at_most(ratio, case.goal)},
         "controls": {"A/A: bare again / bare": round(control, 4)},
         "conclusive": abs(control - 1) <= 0.03,
@@ -135,7 +169,18 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             found[case.name] = measure(case, options.rounds, options.steps, Path(folder))
-    print(json.dumps({"bench": "audit", "cases": found, "rounds": options.rounds, "steps": options.steps, "machine": machine()}, indent=2))
+    print(
+        json.dumps(
+            {
+                "bench": "audit",
+                "cases": found,
+                "rounds": options.rounds,
+                "steps": options.steps,
+                "machine": machine(),
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How long bad input waits for its answer: each row of the table as a fresh process, in seconds, as JSON. Fails above two seconds."""
+"""How long bad input waits for its answer: each row of the table as a fresh process, in seconds, as
+JSON. Fails above two seconds.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,19 @@ def seconds(row: Row) -> float:
             row.setup(Path(folder))
         command = [sys.executable, "-m", "ecrl_cli.cli.main", "train", *row.arguments]
         start = time.perf_counter()
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **row.environment})
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **row.environment},
+        )
         elapsed = time.perf_counter() - start
     if result.returncode != row.code:
-        raise SystemExit(f"{row.name}: exit {result.returncode}, expected {row.code}\n{result.stderr}")
+        raise SystemExit(
+            f"{row.name}: exit {result.returncode}, expected {row.code}\n{result.stderr}"
+        )
     return elapsed
 
 
@@ -34,7 +45,17 @@ def main() -> int:
     times = {f"{index:02d}: {row.name}": round(seconds(row), 3) for index, row in enumerate(ROWS)}
     worst = max(times.values())
     goals = {"seconds to the slowest answer": at_most(worst, LIMIT_S)}
-    print(json.dumps({"bench": "bad_input", "goals": goals, "median_s": sorted(times.values())[len(times) // 2], "seconds": times}, indent=2))
+    print(
+        json.dumps(
+            {
+                "bench": "bad_input",
+                "goals": goals,
+                "median_s": sorted(times.values())[len(times) // 2],
+                "seconds": times,
+            },
+            indent=2,
+        )
+    )
     return 0 if worst < LIMIT_S else 1
 
 

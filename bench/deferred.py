@@ -1,10 +1,13 @@
-"""What a deferred capture costs the training: `python -m bench.deferred` measures, in one run with interleaved arms, and prints JSON.
+"""What a deferred capture costs the training: `python -m bench.deferred` measures, in one run with
+interleaved arms, and prints JSON.
 
-Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images, as in bench.stall. Arms: no checkpoint (twice: the A/A
-control), deferred (overlapped with checkpoint.capture=deferred), the same with capture=copy, blocking, and torch.distributed.checkpoint's async_save.
-A stall of the deferred arm is all that training waits: at the checkpoint, and before the next update if the copy is not finished by then. In every
-arm the parameters lie in the memory that the deferred arm shares with its writer.
-Ratios are medians of the rounds' ratios. Absolute numbers belong to this machine and this minute.
+Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images, as in bench.stall.
+Arms: no checkpoint (twice: the A/A control), deferred (overlapped with
+checkpoint.capture=deferred), the same with capture=copy, blocking, and
+torch.distributed.checkpoint's async_save. A stall of the deferred arm is all that training waits:
+at the checkpoint, and before the next update if the copy is not finished by then. In every arm the
+parameters lie in the memory that the deferred arm shares with its writer. Ratios are medians of the
+rounds' ratios. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.goals import at_most, note
 from bench.runs import machine
-from bench.stall import WORLD, Arm, begun, config_of, dcp_async, median_ratio, ours, segment, writer_of
+from bench.stall import (
+    WORLD,
+    Arm,
+    begun,
+    config_of,
+    dcp_async,
+    median_ratio,
+    ours,
+    segment,
+    writer_of,
+)
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records.events import CheckpointLine
@@ -39,7 +52,11 @@ GOALS = {
 
 def deferring(strategy: str) -> RunConfig:
     config = config_of("overlapped")
-    return replace(config, checkpoint=replace(config.checkpoint, capture="deferred")) if strategy == "deferred" else config_of(strategy)
+    return (
+        replace(config, checkpoint=replace(config.checkpoint, capture="deferred"))
+        if strategy == "deferred"
+        else config_of(strategy)
+    )
 
 
 def lines_of(layout: RunLayout) -> tuple[CheckpointLine, ...]:
@@ -50,7 +67,9 @@ def waited(layout: RunLayout) -> float:
     """Seconds for which the last checkpoint's copy was waited for before an update."""
     lines = lines_of(layout)
     last = max((line.global_step for line in lines), default=0)
-    return sum(line.stall_s for line in lines if line.event == "waited" and line.global_step == last)
+    return sum(
+        line.stall_s for line in lines if line.event == "waited" and line.global_step == last
+    )
 
 
 def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
@@ -78,17 +97,31 @@ def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
 def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any]:
     """The document that is printed."""
     ratios = {
-        "deferred stall / blocking stall": median_ratio(seconds, "stall deferred", "stall blocking"),
-        "deferred stall / DCP async_save stall": median_ratio(seconds, "stall deferred", "stall dcp_async"),
-        "step with a write in flight / step without": median_ratio(seconds, "step deferred", "step none"),
+        "deferred stall / blocking stall": median_ratio(
+            seconds, "stall deferred", "stall blocking"
+        ),
+        "deferred stall / DCP async_save stall": median_ratio(
+            seconds, "stall deferred", "stall dcp_async"
+        ),
+        "step with a write in flight / step without": median_ratio(
+            seconds, "step deferred", "step none"
+        ),
     }
     control = {
         "A/A: step without / step without": median_ratio(seconds, "step none_again", "step none"),
-        "capture=copy: stall / blocking stall": median_ratio(seconds, "stall overlapped", "stall blocking"),
-        "capture=copy: step with a write in flight / step without": median_ratio(seconds, "step overlapped", "step none"),
-        "DCP async_save: step in flight / step without": median_ratio(seconds, "step dcp_async", "step none"),
+        "capture=copy: stall / blocking stall": median_ratio(
+            seconds, "stall overlapped", "stall blocking"
+        ),
+        "capture=copy: step with a write in flight / step without": median_ratio(
+            seconds, "step overlapped", "step none"
+        ),
+        "DCP async_save: step in flight / step without": median_ratio(
+            seconds, "step dcp_async", "step none"
+        ),
     }
-    copied = [line for line in lines_of(layout) if line.event == "submitted" and not line.deferred_bytes]
+    copied = [
+        line for line in lines_of(layout) if line.event == "submitted" and not line.deferred_bytes
+    ]
     assert not copied, f"{len(copied)} captures were copies: {copied[0].reason}"
     conclusive = abs(control["A/A: step without / step without"] - 1) <= 0.03
     return {
@@ -97,32 +130,52 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": note(conclusive),
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
-        "waits_before_an_update": f"{sum(value > 0 for value in seconds['waited'])} of {len(seconds['waited'])}",
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2)
+            for name, values in sorted(seconds.items())
+        },
+        "waits_before_an_update": (
+            f"{sum(value > 0 for value in seconds['waited'])} of {len(seconds['waited'])}"
+        ),
         "rounds": len(seconds["step none"]),
         "machine": machine(),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what a deferred capture costs the training; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a deferred capture costs the training; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write the checkpoints (default: a temporary folder here)",
+    )
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-deferred-", dir=options.folder or Path.cwd()))
-    writers = [writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")]
+    writers = [
+        writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")
+    ]
     try:
         mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)
-        document = summary(json.loads((root / "seconds.json").read_text()), RunLayout(root / "deferred"))
+        document = summary(
+            json.loads((root / "seconds.json").read_text()), RunLayout(root / "deferred")
+        )
     finally:
         for writer in writers:
             writer.kill()
             writer.wait()
         shutil.rmtree(root)
     print(json.dumps({"bench": "deferred", **document}, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
+        else 1
+    )
 
 
 if __name__ == "__main__":

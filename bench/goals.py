@@ -17,12 +17,21 @@ def at_least(reached: float, limit: float) -> dict[str, Any]:
 
 def note(conclusive: bool, apart: float = 0.03) -> str:
     """What a bench says of itself where its two identical arms differ by more than `apart`."""
-    return "" if conclusive else f"inconclusive: two identical arms differ by more than {apart:.0%}; something else runs on this machine"
+    return (
+        ""
+        if conclusive
+        else (
+            f"inconclusive: two identical arms differ by more than {apart:.0%}; something else runs"
+            " on this machine"
+        )
+    )
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. `control`: the A/A ratio farthest from 1 (None: the bench has none); `conclusive`: whether it is near enough."""
+    """One line of the table. `control`: the A/A ratio farthest from 1 (None: the bench has none);
+    `conclusive`: whether it is near enough.
+    """
 
     bench: str
     name: str
@@ -40,13 +49,27 @@ class Figure:
 
 
 def figures(bench: str, document: Mapping[str, Any], where: str = "") -> Iterator[Figure]:
-    """Every goal in a bench's JSON document, also in the documents inside it (one for each model, case or number of processes)."""
-    controls = [float(value) for name, value in document.get("controls", {}).items() if name.startswith("A/A")]
+    """Every goal in a bench's JSON document, also in the documents inside it (one for each model,
+    case or number of processes).
+    """
+    controls = [
+        float(value)
+        for name, value in document.get("controls", {}).items()
+        if name.startswith("A/A")
+    ]
     control = max(controls, key=lambda value: abs(value - 1), default=None)
     for name, goal in document.get("goals", {}).items():
         limit = f"<= {goal['at_most']:g}" if "at_most" in goal else f">= {goal['at_least']:g}"
         title = f"{where}: {name}" if where else name
-        yield Figure(bench, title, goal["reached"], limit, goal["met"], control, document.get("conclusive", True))
+        yield Figure(
+            bench,
+            title,
+            goal["reached"],
+            limit,
+            goal["met"],
+            control,
+            document.get("conclusive", True),
+        )
     for name, inside in document.items():
         if isinstance(inside, Mapping) and name != "goals":
             yield from figures(bench, inside, name if "goals" in inside else where)

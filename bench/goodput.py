@@ -1,20 +1,29 @@
-"""What failures cost under each recovery: `python -m bench.goodput` trains the same run with each under one trace of kills, and prints JSON.
+"""What failures cost under each recovery: `python -m bench.goodput` trains the same run with each
+under one trace of kills, and prints JSON.
 
-ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one thread each). The trace is drawn from a seed: the run is cut into as
-many stretches as there are kills, and in each a random rank dies at a random step, somewhere in its forward or backward pass. Arms, all with
-overlapped checkpoints: conf/variant's `blk` (all ranks restart from the newest checkpoint), `spares` (a warm spare takes the dead rank's place, all
-load the checkpoint), `mem` (likewise, from a snapshot in memory), `rollback` (the interrupted mini-batch again, from the survivors' memory) and
-`forward` (the survivors finish it without the dead rank's samples). `clean` (no failures, no checkpoints) is run before, between and after them:
-each arm stands against its two neighbours, and these against each other are the A/A control.
+ResNet-18 on random images, processes forked from a zygote (gloo, CPU, one thread each). The trace
+is drawn from a seed: the run is cut into as many stretches as there are kills, and in each a random
+rank dies at a random step, somewhere in its forward or backward pass. Arms, all with overlapped
+checkpoints: conf/variant's `blk` (all ranks restart from the newest checkpoint), `spares` (a warm
+spare takes the dead rank's place, all load the checkpoint), `mem` (likewise, from a snapshot in
+memory), `rollback` (the interrupted mini-batch again, from the survivors' memory) and `forward`
+(the survivors finish it without the dead rank's samples). `clean` (no failures, no checkpoints) is
+run before, between and after them: each arm stands against its two neighbours, and these against
+each other are the A/A control.
 
-The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per kill
-- the detection: from the kill to the supervisor's notice of it, as `blk` has it on record, where an attempt ends with the notice (under the other
+The bound is the least wall time that the trace leaves anybody: the wall time of `clean`, and per
+kill
+- the detection: from the kill to the supervisor's notice of it, as `blk` has it on record, where an
+  attempt ends with the notice (under the other
   recoveries it ends when the survivors have left);
-- the inevitable replay: what the victim had done of the step in which it died (its own spans and the instant of the kill, as on record);
+- the inevitable replay: what the victim had done of the step in which it died (its own spans and
+  the instant of the kill, as on record);
   nothing for `forward`, which gives up the dead rank's samples instead of doing the step again.
-Steps that are done again because a checkpoint is older than that are not inevitable: other arms do not do them. All that live recovery adds to a
-step is in its arms and not in `clean`. An arm's share of the bound is the bound over its own wall time (both end at the same step); the goal is
-for the best arm. Wall time is the goodput clock of metrics.json: from the supervisor's launch to the target.
+Steps that are done again because a checkpoint is older than that are not inevitable: other arms do
+not do them. All that live recovery adds to a step is in its arms and not in `clean`. An arm's share
+of the bound is the bound over its own wall time (both end at the same step); the goal is for the
+best arm. Wall time is the goodput clock of metrics.json: from the supervisor's launch to the
+target.
 """
 
 from __future__ import annotations
@@ -55,23 +64,48 @@ class Shape:
     trace: tuple[str, ...]
 
     def overrides(self, variant: str) -> list[str]:
-        workload = [f"model.width={self.width}", f"global_batch={self.batch}", f"world_size={self.ranks}", f"target_steps={self.steps}"]
-        common = ["device=cpu", "dataset=fake", "model=resnet18", *workload, "supervision=zygote", f"variant={variant}"]
+        workload = [
+            f"model.width={self.width}",
+            f"global_batch={self.batch}",
+            f"world_size={self.ranks}",
+            f"target_steps={self.steps}",
+        ]
+        common = [
+            "device=cpu",
+            "dataset=fake",
+            "model=resnet18",
+            *workload,
+            "supervision=zygote",
+            f"variant={variant}",
+        ]
         if variant == "clean":
             return common
-        # every arm writes its checkpoints in the background; the spares the others' variants ask for themselves
+        # every arm writes its checkpoints in the background; the spares the others' variants ask
+        # for themselves
         common += ["supervision.spares=1"] if variant == "mem" else ["checkpoint=overlapped"]
-        return [*common, f"checkpoint.every={max(2, self.steps // 8)}", "failure=listed", f"failure.entries=[{','.join(self.trace)}]"]
+        return [
+            *common,
+            f"checkpoint.every={max(2, self.steps // 8)}",
+            "failure=listed",
+            f"failure.entries=[{','.join(self.trace)}]",
+        ]
 
 
 def draw(seed: int, kills: int, steps: int, ranks: int) -> tuple[str, ...]:
-    """The trace, in the words of failure.entries; nothing in the first and the last steps, where a run starts and ends."""
+    """The trace, in the words of failure.entries; nothing in the first and the last steps, where a
+    run starts and ends.
+    """
     generator = np.random.default_rng(seed)
     edges = np.linspace(0.05, 0.95, kills + 1) * steps
     found = []
     for first, last in pairwise(edges):
-        step, moment = int(generator.uniform(first, last)), ("forward", "backward")[int(generator.integers(2))]
-        found.append(f"kill@{max(2, step)}.{moment}/{generator.uniform():.2f}:{int(generator.integers(ranks))}")
+        step, moment = (
+            int(generator.uniform(first, last)),
+            ("forward", "backward")[int(generator.integers(2))],
+        )
+        found.append(
+            f"kill@{max(2, step)}.{moment}/{generator.uniform():.2f}:{int(generator.integers(ranks))}"
+        )
     return tuple(found)
 
 
@@ -118,8 +152,12 @@ def detection(records: RunRecords) -> float:
 
 
 def summary(clean: list[Found], found: dict[str, list[tuple[Found, float]]]) -> dict[str, Any]:
-    """`found`: by arm its runs, each with what the clean runs before and after it took on average."""
-    control = statistics.median(max(a.wall_s, b.wall_s) / min(a.wall_s, b.wall_s) for a, b in pairwise(clean))
+    """`found`: by arm its runs, each with what the clean runs before and after it took on
+    average.
+    """
+    control = statistics.median(
+        max(a.wall_s, b.wall_s) / min(a.wall_s, b.wall_s) for a, b in pairwise(clean)
+    )
     detection_s = statistics.mean(run.detect_s for run, _ in found["blk"])
     arms = {arm: arm_summary(arm, runs, detection_s) for arm, runs in found.items()}
     best = max(arms, key=lambda arm: float(arms[arm]["share of the bound"]))
@@ -141,11 +179,25 @@ def arm_summary(arm: str, against: list[tuple[Found, float]], detection_s: float
     """Medians over the rounds."""
     runs, clean = [run for run, _ in against], [clean_s for _, clean_s in against]
     replay = [0.0 if arm == "forward" else each.interrupted_s for each in runs]
-    bounds = [clean_s + detection_s + replay_s for clean_s, replay_s in zip(clean, replay, strict=True)]
-    seconds = {name: statistics.median(each.seconds[name] for each in runs) for name in runs[0].seconds}
+    bounds = [
+        clean_s + detection_s + replay_s for clean_s, replay_s in zip(clean, replay, strict=True)
+    ]
+    seconds = {
+        name: statistics.median(each.seconds[name] for each in runs) for name in runs[0].seconds
+    }
     return {
-        "share of the bound": round(statistics.median(bound / each.wall_s for bound, each in zip(bounds, runs, strict=True)), 4),
-        "goodput / clean": round(statistics.median(clean_s / each.wall_s for clean_s, each in zip(clean, runs, strict=True)), 4),
+        "share of the bound": round(
+            statistics.median(
+                bound / each.wall_s for bound, each in zip(bounds, runs, strict=True)
+            ),
+            4,
+        ),
+        "goodput / clean": round(
+            statistics.median(
+                clean_s / each.wall_s for clean_s, each in zip(clean, runs, strict=True)
+            ),
+            4,
+        ),
         "wall_s": [round(each.wall_s, 3) for each in runs],
         "inevitable_replay_s": round(statistics.median(replay), 4),
         "kill_to_next_step_s": [[round(value, 3) for value in each.back_s] for each in runs],
@@ -155,9 +207,16 @@ def arm_summary(arm: str, against: list[tuple[Found, float]], detection_s: float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure goodput under a trace of random kills, per recovery, against the bound; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description=(
+            "Measure goodput under a trace of random kills, per recovery, against the bound; prints"
+            " JSON."
+        )
+    )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=24.0, help="how long a clean run is to take")
+    parser.add_argument(
+        "--seconds", type=float, default=24.0, help="how long a clean run is to take"
+    )
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1337, help="of the trace")
     parser.add_argument("--ranks", type=int, default=2)
@@ -166,21 +225,45 @@ def main() -> int:
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-goodput-", dir=Path.cwd()))
     try:
-        steps = fill(root, Shape(options.ranks, options.width, options.batch, CALIBRATION, ()), options.seconds)
-        shape = Shape(options.ranks, options.width, options.batch, steps, draw(options.seed, options.kills, steps, options.ranks))
+        steps = fill(
+            root,
+            Shape(options.ranks, options.width, options.batch, CALIBRATION, ()),
+            options.seconds,
+        )
+        shape = Shape(
+            options.ranks,
+            options.width,
+            options.batch,
+            steps,
+            draw(options.seed, options.kills, steps, options.ranks),
+        )
         clean = [measure(root / "clean", shape, "clean")]
         found: dict[str, list[tuple[Found, float]]] = {}
         for number in range(options.rounds):
             for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
                 run = measure(root / f"{number}-{arm}", shape, arm)
                 clean.append(measure(root / f"{number}-behind-{arm}", shape, "clean"))
-                found.setdefault(arm, []).append((run, statistics.mean(each.wall_s for each in clean[-2:])))
+                found.setdefault(arm, []).append(
+                    (run, statistics.mean(each.wall_s for each in clean[-2:]))
+                )
     finally:
         shutil.rmtree(root)
-    settings = {"model": "resnet18", **{name: getattr(shape, name) for name in ("width", "batch", "ranks", "steps", "trace")}}
-    document = {"bench": "goodput", **summary(clean, found), "settings": settings, "machine": machine()}
+    settings = {
+        "model": "resnet18",
+        **{name: getattr(shape, name) for name in ("width", "batch", "ranks", "steps", "trace")},
+    }
+    document = {
+        "bench": "goodput",
+        **summary(clean, found),
+        "settings": settings,
+        "machine": machine(),
+    }
     print(json.dumps(document, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""What a checkpoint costs a model of a billion parameters on a GPU: `python -m bench.gpu` measures, with interleaved arms, and prints JSON.
+"""What a checkpoint costs a model of a billion parameters on a GPU: `python -m bench.gpu` measures,
+with interleaved arms, and prints JSON.
 
-One process trains a transformer (bf16 parameters, fused AdamW) on random tokens. Arms: no checkpoint (twice: the A/A control), deferred (overlapped
-with checkpoint.capture=deferred), the same with capture=copy, blocking, and torch.distributed.checkpoint's async_save. Segments of steps are as in
-bench.stall; a step ends when the GPU is done with it. The link is what one copy of 1 GiB into pinned memory reaches, the capture what all tensors
-of the state reach together. `--race` adds the stall of other checkpointers, after that. Needs a GPU: without one it says so and ends with 3.
+One process trains a transformer (bf16 parameters, fused AdamW) on random tokens. Arms: no
+checkpoint (twice: the A/A control), deferred (overlapped with checkpoint.capture=deferred), the
+same with capture=copy, blocking, and torch.distributed.checkpoint's async_save. Segments of steps
+are as in bench.stall; a step ends when the GPU is done with it. The link is what one copy of 1 GiB
+into pinned memory reaches, the capture what all tensors of the state reach together. `--race` adds
+the stall of other checkpointers, after that. Needs a GPU: without one it says so and ends with 3.
 """
 
 from __future__ import annotations
@@ -43,13 +46,18 @@ STALL_OF_A_STEP, IN_FLIGHT, OF_THE_LINK = 0.01, 1.05, 0.8
 
 
 class Transformer(nn.Module):
-    """A decoder of `depth` layers of `width`, with learned positions and a head that shares nothing."""
+    """A decoder of `depth` layers of `width`, with learned positions and a head that shares
+    nothing.
+    """
 
     def __init__(self, width: int, depth: int, tokens: int, words: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, width // 128, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True) for _ in range(depth)
+            nn.TransformerEncoderLayer(
+                width, width // 128, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
+            )
+            for _ in range(depth)
         )
         self.head = nn.Linear(width, words, bias=False)
 
@@ -99,10 +107,18 @@ def begun(options: argparse.Namespace, root: Path) -> GpuBench:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=0, world_size=1)
     with torch.device("cuda"):
-        model = Transformer(options.width, options.depth, options.tokens, options.words).to(torch.bfloat16)
+        model = Transformer(options.width, options.depth, options.tokens, options.words).to(
+            torch.bfloat16
+        )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-    bench = GpuBench(0, options.batch, Alone(model), optimizer, TrainState(model, optimizer, scheduler, None, Sampler(), 0, 1))
+    bench = GpuBench(
+        0,
+        options.batch,
+        Alone(model),
+        optimizer,
+        TrainState(model, optimizer, scheduler, None, Sampler(), 0, 1),
+    )
     for _ in range(3):
         bench.step()
     return bench
@@ -187,26 +203,47 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     if options.race:
         race(bench, root, options.rounds)
     seconds = bench.seconds
-    copied = [line for line in lines_of(RunLayout(root / "deferred")) if line.event == "submitted" and not line.deferred_bytes]
+    copied = [
+        line
+        for line in lines_of(RunLayout(root / "deferred"))
+        if line.event == "submitted" and not line.deferred_bytes
+    ]
     assert not copied, f"{len(copied)} captures were copies: {copied[0].reason}"
-    failed = [line.reason for name in ("deferred", "overlapped", "blocking") for line in lines_of(RunLayout(root / name)) if line.event == "failed"]
+    failed = [
+        line.reason
+        for name in ("deferred", "overlapped", "blocking")
+        for line in lines_of(RunLayout(root / name))
+        if line.event == "failed"
+    ]
     assert not failed, failed[0]
     ratios = {
         "deferred stall / step": median_ratio(seconds, "stall deferred", "step none"),
-        "step with a write in flight / step without": median_ratio(seconds, "step deferred", "step none"),
+        "step with a write in flight / step without": median_ratio(
+            seconds, "step deferred", "step none"
+        ),
         "capture / link": capture / link,
     }
     goals = {
         "deferred stall / step": at_most(ratios["deferred stall / step"], STALL_OF_A_STEP),
-        "step with a write in flight / step without": at_most(ratios["step with a write in flight / step without"], IN_FLIGHT),
+        "step with a write in flight / step without": at_most(
+            ratios["step with a write in flight / step without"], IN_FLIGHT
+        ),
         "capture / link": at_least(ratios["capture / link"], OF_THE_LINK),
     }
     control = {
         "A/A: step without / step without": median_ratio(seconds, "step none_again", "step none"),
-        "deferred stall / blocking stall": median_ratio(seconds, "stall deferred", "stall blocking"),
-        "deferred stall / DCP async_save stall": median_ratio(seconds, "stall deferred", "stall dcp_async"),
-        "capture=copy: stall / blocking stall": median_ratio(seconds, "stall overlapped", "stall blocking"),
-        "DCP async_save: step in flight / step without": median_ratio(seconds, "step dcp_async", "step none"),
+        "deferred stall / blocking stall": median_ratio(
+            seconds, "stall deferred", "stall blocking"
+        ),
+        "deferred stall / DCP async_save stall": median_ratio(
+            seconds, "stall deferred", "stall dcp_async"
+        ),
+        "capture=copy: stall / blocking stall": median_ratio(
+            seconds, "stall overlapped", "stall blocking"
+        ),
+        "DCP async_save: step in flight / step without": median_ratio(
+            seconds, "step dcp_async", "step none"
+        ),
     }
     conclusive = abs(control["A/A: step without / step without"] - 1) <= 0.03
     return {
@@ -219,7 +256,10 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": note(conclusive),
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2)
+            for name, values in sorted(seconds.items())
+        },
         "deferred_stall_parts_ms": stall_parts(root, "deferred"),
         "rounds": len(seconds["step none"]),
         "machine": machine() | {"gpu": torch.cuda.get_device_name()},
@@ -227,7 +267,9 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what a checkpoint costs a model on a GPU; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a checkpoint costs a model on a GPU; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=32)
@@ -235,14 +277,25 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--words", type=int, default=8192)
-    parser.add_argument("--race", action="store_true", help="also the stalls of other checkpointers")
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
+    parser.add_argument(
+        "--race", action="store_true", help="also the stalls of other checkpointers"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write the checkpoints (default: a temporary folder here)",
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print(json.dumps({"bench": "gpu", "note": "there is no GPU: nothing was measured"}, indent=2))
+        print(
+            json.dumps({"bench": "gpu", "note": "there is no GPU: nothing was measured"}, indent=2)
+        )
         return NO_GPU
     root = Path(tempfile.mkdtemp(prefix="bench-gpu-", dir=options.folder or Path.cwd()))
-    writers = [writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")]
+    writers = [
+        writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")
+    ]
     try:
         document = measure(options, root)
     finally:
@@ -251,7 +304,11 @@ def main() -> int:
             writer.wait()
         shutil.rmtree(root)
     print(json.dumps({"bench": "gpu", **document}, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""What a snapshot in memory every step costs, and what it saves: `python -m bench.in_memory` prints JSON.
+"""What a snapshot in memory every step costs, and what it saves: `python -m bench.in_memory` prints
+JSON.
 
-The cost: two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images, in one run with interleaved arms: no checkpoint (twice:
-the A/A control), blocking, overlapped, in_memory. A round runs a segment of steps in each arm, the order reversed every other round; after a
-segment's first step the arm saves a checkpoint, which has ended before the others begin; after each of these in_memory takes a snapshot. A step of
-an arm costs its mean, plus the checkpoint's stall shared by EVERY steps. Ratios are medians of the rounds' ratios.
+The cost: two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images, in one
+run with interleaved arms: no checkpoint (twice: the A/A control), blocking, overlapped, in_memory.
+A round runs a segment of steps in each arm, the order reversed every other round; after a segment's
+first step the arm saves a checkpoint, which has ended before the others begin; after each of these
+in_memory takes a snapshot. A step of an arm costs its mean, plus the checkpoint's stall shared by
+EVERY steps. Ratios are medians of the rounds' ratios.
 
-What it saves: the same training through `ecrl train`, killed at the same random steps, with blocking checkpoints every EVERY steps and with
-in_memory; steps done again per kill, as metrics.json has them.
+What it saves: the same training through `ecrl train`, killed at the same random steps, with
+blocking checkpoints every EVERY steps and with in_memory; steps done again per kill, as
+metrics.json has them.
 """
 
 from __future__ import annotations
@@ -44,14 +48,28 @@ GOALS = {REPLAYED: 0.05}
 
 
 def config_of(strategy: str) -> RunConfig:
-    return replace(RunConfig(), checkpoint=CheckpointConfig(strategy=strategy.removesuffix("_again"), keep=2, max_inflight=2))
+    return replace(
+        RunConfig(),
+        checkpoint=CheckpointConfig(
+            strategy=strategy.removesuffix("_again"), keep=2, max_inflight=2
+        ),
+    )
 
 
 def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
     layout = RunLayout(root / name)
     clock = SpanClock(Journal(layout.attempt(0).spans(bench.rank)), 0, monotonic(), "compute")
     if name == "in_memory":
-        made = make_strategy(StrategyInputs(config_of(name), bench.train_state, layout, 0, clock, snapshots=SnapshotPair.create()))
+        made = make_strategy(
+            StrategyInputs(
+                config_of(name),
+                bench.train_state,
+                layout,
+                0,
+                clock,
+                snapshots=SnapshotPair.create(),
+            )
+        )
     else:
         made = make_strategy(StrategyInputs(config_of(name), bench.train_state, layout, 0, clock))
     made.prepare()
@@ -59,7 +77,9 @@ def strategy_of(bench: Bench, root: Path, name: str) -> Strategy:
 
 
 def segment(bench: Bench, name: str, strategy: Strategy, steps: int) -> None:
-    """A step, the checkpoint and its end, then steps with what the arm does after each: their mean."""
+    """A step, the checkpoint and its end, then steps with what the arm does after each: their
+    mean.
+    """
     bench.step()
     dist.barrier()
     began = monotonic()
@@ -115,11 +135,32 @@ def cost(rounds: int, steps: int, batch: int) -> dict[str, list[float]]:
 def replayed(strategy: str, kills: list[int], target: int) -> float:
     """Steps done again per kill."""
     root = Path(tempfile.mkdtemp(prefix="bench-in-memory-"))
-    entries = ",".join(f"kill@{step}.backward:{number % WORLD}" for number, step in enumerate(kills))
-    shape = [f"target_steps={target}", f"world_size={WORLD}", "model.width=8", "global_batch=48", "supervision.launcher=zygote"]
-    failures = ["failure=listed", f"failure.entries=[{entries}]", f"checkpoint={strategy}", f"checkpoint.every={EVERY}"]
+    entries = ",".join(
+        f"kill@{step}.backward:{number % WORLD}" for number, step in enumerate(kills)
+    )
+    shape = [
+        f"target_steps={target}",
+        f"world_size={WORLD}",
+        "model.width=8",
+        "global_batch=48",
+        "supervision.launcher=zygote",
+    ]
+    failures = [
+        "failure=listed",
+        f"failure.entries=[{entries}]",
+        f"checkpoint={strategy}",
+        f"checkpoint.every={EVERY}",
+    ]
     try:
-        command = [sys.executable, "-m", "ecrl_cli.cli.main", "train", *shape, *failures, f"run_dir={root}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "ecrl_cli.cli.main",
+            "train",
+            *shape,
+            *failures,
+            f"run_dir={root}/run",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         metrics = read_json(RunLayout(root / "run").metrics)
         return float(metrics["replayed_steps"]) / len(kills)
@@ -130,9 +171,15 @@ def replayed(strategy: str, kills: list[int], target: int) -> float:
 def summary(seconds: dict[str, list[float]], again: dict[str, float]) -> dict[str, Any]:
     """The document that is printed."""
     control = median_ratio(seconds, "step none_again", "step none")
-    ratios = {f"step {name} / step none": median_ratio(seconds, f"step {name}", "step none") for name in ARMS[2:]}
+    ratios = {
+        f"step {name} / step none": median_ratio(seconds, f"step {name}", "step none")
+        for name in ARMS[2:]
+    }
     copied = statistics.median(seconds["snapshot"]) / statistics.median(seconds["copy"])
-    ratios |= {"snapshot / memory copy": copied, REPLAYED: again["in_memory"] / again["blocking"] if again["blocking"] else 0.0}
+    ratios |= {
+        "snapshot / memory copy": copied,
+        REPLAYED: again["in_memory"] / again["blocking"] if again["blocking"] else 0.0,
+    }
     conclusive = abs(control - 1) <= 0.03
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
@@ -141,14 +188,22 @@ def summary(seconds: dict[str, list[float]], again: dict[str, float]) -> dict[st
         "conclusive": conclusive,
         "note": note(conclusive),
         "steps_done_again_per_kill": again,
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2)
+            for name, values in sorted(seconds.items())
+        },
         "rounds": len(seconds["copy"]),
         "machine": machine(),
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure snapshots in memory: what they cost per step, what they save per kill; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description=(
+            "Measure snapshots in memory: what they cost per step, what they save per kill; prints"
+            " JSON."
+        )
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)

@@ -1,8 +1,10 @@
 """What judging and reporting a whole matrix costs: `python -m bench.page` prints JSON.
 
-72 built runs of the published shape (8 suites, 3 arms, 3 seeds, 1,600 steps, 32 checkpoints, two failures), all valid, or the sweep named. Measured:
-`ecrl verify` of all of them and of one, and `ecrl report`, from start to end, in a process of its own each time; and the page in a headless
-Chromium, from the navigation to the end of its load event (the browser's own clock), in a new tab each time. Medians; the first load warms up.
+72 built runs of the published shape (8 suites, 3 arms, 3 seeds, 1,600 steps, 32 checkpoints, two
+failures), all valid, or the sweep named. Measured: `ecrl verify` of all of them and of one, and
+`ecrl report`, from start to end, in a process of its own each time; and the page in a headless
+Chromium, from the navigation to the end of its load event (the browser's own clock), in a new tab
+each time. Medians; the first load warms up.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ MEASURE = """(() => {
 
 
 def make_sweep(folder: Path) -> Path:
-    """The matrix of experiment 4 as valid runs: a failure strikes just after a checkpoint, so that steps are replayed."""
+    """The matrix of experiment 4 as valid runs: a failure strikes just after a checkpoint, so that
+    steps are replayed.
+    """
     folder.mkdir(parents=True)
-    for number, suite in enumerate(f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")):
+    for number, suite in enumerate(
+        f"{data}-{model}" for data in ("cifar10", "cifar100") for model in ("r18", "r50")
+    ):
         for later, (schedule, steps) in enumerate(FAILURES.items()):
             for seed in (1337, 2027, 4242):
                 for variant in ("ref", "ref2", "blk"):
@@ -52,7 +58,8 @@ def make_sweep(folder: Path) -> Path:
                         target_steps=STEPS,
                         state_digests="auto",
                         checkpoint=replace(config.checkpoint, every=EVERY),
-                        # Suites that end in different states: undisturbed runs of one would count as copies of the other's.
+                        # Suites that end in different states: undisturbed runs of one would count
+                        # as copies of the other's.
                         optimizer=replace(config.optimizer, lr=0.1 + number / 10 + later / 20),
                         suite_name=f"{suite}-{schedule}",
                     )
@@ -65,7 +72,12 @@ def seconds_of(rounds: int, *words: str) -> list[float]:
     took = []
     for _ in range(rounds):
         began = monotonic()
-        done = subprocess.run([sys.executable, "-m", "ecrl_cli.cli.main", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "ecrl_cli.cli.main", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
         took.append(monotonic() - began)
         if done.returncode not in (0, 1, 3):
             raise RuntimeError(f"ecrl {words[0]} ended with {done.returncode}")
@@ -84,7 +96,13 @@ def loaded(page: Path, rounds: int) -> dict[str, Any]:
             tab.close()
     seconds = [milliseconds / 1e3 for milliseconds, _, _ in found]
     _, elements, drawn = found[-1]
-    return {"seconds": seconds[1:], "first_seconds": seconds[0], "elements": elements, "in_figures": drawn, "complaints": complaints}
+    return {
+        "seconds": seconds[1:],
+        "first_seconds": seconds[0],
+        "elements": elements,
+        "in_figures": drawn,
+        "complaints": complaints,
+    }
 
 
 def measure(sweep: Path, out: Path, rounds: int) -> dict[str, Any]:
@@ -95,9 +113,14 @@ def measure(sweep: Path, out: Path, rounds: int) -> dict[str, Any]:
         "report_seconds": seconds_of(rounds, "report", str(sweep), "--out", str(out)),
     }
     page = out / "index.html"
-    document: dict[str, Any] = {name: _spread(values) for name, values in took.items()} | {"page_bytes": page.stat().st_size}
+    document: dict[str, Any] = {name: _spread(values) for name, values in took.items()} | {
+        "page_bytes": page.stat().st_size
+    }
     limits = (VERIFY_GOAL_S, VERIFY_ONE_GOAL_S, REPORT_GOAL_S)
-    goals = {name: at_most(statistics.median(values), limit) for (name, values), limit in zip(took.items(), limits, strict=True)}
+    goals = {
+        name: at_most(statistics.median(values), limit)
+        for (name, values), limit in zip(took.items(), limits, strict=True)
+    }
     if CHROMIUM:
         load = loaded(page, 2 * rounds + 1)
         document |= {"load_seconds": _spread(load.pop("seconds")), **load}
@@ -108,13 +131,20 @@ def measure(sweep: Path, out: Path, rounds: int) -> dict[str, Any]:
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:
-    return {name: round(of(seconds), 3) for name, of in (("median", statistics.median), ("least", min), ("most", max))}
+    return {
+        name: round(of(seconds), 3)
+        for name, of in (("median", statistics.median), ("least", min), ("most", max))
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the report on 72 runs and how fast its page loads; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure the report on 72 runs and how fast its page loads; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sweep", type=Path, default=None, help="a sweep to report on (default: 72 simulated runs)")
+    parser.add_argument(
+        "--sweep", type=Path, default=None, help="a sweep to report on (default: 72 simulated runs)"
+    )
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-page-"))
     try:
@@ -122,9 +152,18 @@ def main() -> int:
         document = {"bench": "page", **measure(sweep, root / "report", options.rounds)}
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    document["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    document["machine"] = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": os.getloadavg(),
+    }
     print(json.dumps(document, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) and not document.get("complaints") else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values())
+        and not document.get("complaints")
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The peer of bench/spares.py: a plain DDP script with its own checkpoints, as it is started by torch.distributed.run. Nothing of ECRL is in it.
+"""The peer of bench/spares.py: a plain DDP script with its own checkpoints, as it is started by
+torch.distributed.run. Nothing of ECRL is in it.
 
-`plain_ddp.py MODEL FOLDER STEPS EVERY DIES_AT BATCH`: trains torchvision's ResNet-18, or a small convolutional network, on torchvision's fake images
-to step STEPS, takes a checkpoint with torch.save every EVERY steps, goes on from the newest one. In the first attempt rank 1 kills itself in step
-DIES_AT. Each rank notes when what happened in FOLDER/events-RANK.jsonl, on the clock that all processes of a machine share.
+`plain_ddp.py MODEL FOLDER STEPS EVERY DIES_AT BATCH`: trains torchvision's ResNet-18, or a small
+convolutional network, on torchvision's fake images to step STEPS, takes a checkpoint with
+torch.save every EVERY steps, goes on from the newest one. In the first attempt rank 1 kills itself
+in step DIES_AT. Each rank notes when what happened in FOLDER/events-RANK.jsonl, on the clock that
+all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ RANK, RESTARTS = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_C
 
 def note(event: str, step: int = 0) -> None:
     with (FOLDER / f"events-{RANK}.jsonl").open("a") as file:
-        file.write(json.dumps({"event": event, "attempt": RESTARTS, "step": step, "at": time.monotonic()}) + "\n")
+        file.write(
+            json.dumps({"event": event, "attempt": RESTARTS, "step": step, "at": time.monotonic()})
+            + "\n"
+        )
 
 
 note("started")  # before torch is imported
@@ -45,8 +51,14 @@ def build() -> torch.nn.Module:
         return resnet18(num_classes=10)
     layers: list[torch.nn.Module] = []
     for inputs, outputs, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 256, 2)):
-        layers += [torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), torch.nn.BatchNorm2d(outputs), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(256, 10))
+        layers += [
+            torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            torch.nn.BatchNorm2d(outputs),
+            torch.nn.ReLU(),
+        ]
+    return torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(256, 10)
+    )
 
 
 def main() -> None:
@@ -78,7 +90,14 @@ def main() -> None:
         note("step", step)
         if step % EVERY == 0:
             if RANK == 0:
-                torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, FOLDER / "making.pt")
+                torch.save(
+                    {
+                        "model": ddp.module.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "step": step,
+                    },
+                    FOLDER / "making.pt",
+                )
                 (FOLDER / "making.pt").replace(newest)
             dist.barrier()
     dist.destroy_process_group()

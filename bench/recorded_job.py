@@ -1,5 +1,6 @@
-"""The job that bench/audit.py records: `python -m bench.recorded_job WIDTH` reads orders from standard input, line by line, and answers each with
-one line of JSON: `calibrate` (the seconds of an unfilled step and of one multiplication), `fill N` (do so many of them in each step), `steps N` (the
+"""The job that bench/audit.py records: `python -m bench.recorded_job WIDTH` reads orders from
+standard input, line by line, and answers each with one line of JSON: `calibrate` (the seconds of an
+unfilled step and of one multiplication), `fill N` (do so many of them in each step), `steps N` (the
 seconds of each of N).
 """
 
@@ -20,7 +21,8 @@ def main(width: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(3)])
-    # Fused, and gradients that are kept: otherwise a step of 10 million parameters allocates, and a virtual machine maps, memory for 90 ms.
+    # Fused, and gradients that are kept: otherwise a step of 10 million parameters allocates, and a
+    # virtual machine maps, memory for 90 ms.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     data = TensorDataset(torch.randn(4096, width))
     filler = torch.randn(128, 128)
@@ -52,7 +54,10 @@ def main(width: int) -> None:
     for line in sys.stdin:
         words = line.split()
         if words[0] == "calibrate":
-            seconds = [statistics.median(step(0) for _ in range(50)), statistics.median(multiplied() for _ in range(50))]
+            seconds = [
+                statistics.median(step(0) for _ in range(50)),
+                statistics.median(multiplied() for _ in range(50)),
+            ]
             sys.stdout.write(json.dumps(seconds) + "\n")
         elif words[0] == "fill":
             fill = int(words[1])

@@ -1,10 +1,12 @@
-"""What world-size-invariant training costs: `python -m bench.replicas` measures, with interleaved arms, and prints JSON.
+"""What world-size-invariant training costs: `python -m bench.replicas` measures, with interleaved
+arms, and prints JSON.
 
-For each number of processes W (gloo, CPU, one thread each) the product's own learners train ResNet-18 on random images, the global batch being the
-same for every W. Arms: plain DDP (twice: the A/A control), replicas with V = W (one each: what the exchange costs) and with V = 8 (what
-smaller shards, one after another, cost on top). A round runs a few steps in each arm, the order reversed every other round. Ratios are
-medians of the rounds' ratios to plain DDP. Absolute numbers belong to this machine and this minute; where W is above the number of cores, all arms
-share them.
+For each number of processes W (gloo, CPU, one thread each) the product's own learners train
+ResNet-18 on random images, the global batch being the same for every W. Arms: plain DDP (twice: the
+A/A control), replicas with V = W (one each: what the exchange costs) and with V = 8 (what smaller
+shards, one after another, cost on top). A round runs a few steps in each arm, the order reversed
+every other round. Ratios are medians of the rounds' ratios to plain DDP. Absolute numbers belong to
+this machine and this minute; where W is above the number of cores, all arms share them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,13 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainSt
     )
     if not replicas:
         return DataParallelTrainStep(
-            wrap(model, WarmUp((3, 32, 32), CPU, cast, find_unused_parameters=False)), optimizer, scheduler, scaler, CPU, cast, pulse
+            wrap(model, WarmUp((3, 32, 32), CPU, cast, find_unused_parameters=False)),
+            optimizer,
+            scheduler,
+            scaler,
+            CPU,
+            cast,
+            pulse,
         )
     return ReplicaTrainStep(
         model=model,
@@ -74,9 +82,14 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainSt
 def batch_of(size: int, rank: int, world_size: int) -> Batch:
     """This rank's share of one random window: the same samples for every arm."""
     generator = torch.Generator().manual_seed(2)
-    x, y = torch.randn(size, 3, 32, 32, generator=generator), torch.randint(0, 10, (size,), generator=generator)
+    x, y = (
+        torch.randn(size, 3, 32, 32, generator=generator),
+        torch.randint(0, 10, (size,), generator=generator),
+    )
     mine = share(size, rank, world_size)
-    return Batch(x[mine.start : mine.stop], y[mine.start : mine.stop], np.arange(mine.start, mine.stop), "")
+    return Batch(
+        x[mine.start : mine.stop], y[mine.start : mine.stop], np.arange(mine.start, mine.stop), ""
+    )
 
 
 def segment(learner: TrainStep, batch: Batch, steps: int) -> float:
@@ -90,11 +103,21 @@ def segment(learner: TrainStep, batch: Batch, steps: int) -> float:
 
 
 def measure(rank: int, world_size: int, root: str, options: dict[str, int]) -> None:
-    """One rank's whole benchmark at one number of processes; rank 0 leaves its seconds in the file of that number."""
+    """One rank's whole benchmark at one number of processes; rank 0 leaves its seconds in the file
+    of that number.
+    """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous{world_size}", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{root}/rendezvous{world_size}",
+        rank=rank,
+        world_size=world_size,
+    )
     counts = {"ddp": 0, "ddp_again": 0, "replicas_v_w": world_size, "replicas_v_8": REPLICAS}
-    learners = {name: learner_of(count, rank, world_size, options["width"]) for name, count in counts.items()}
+    learners = {
+        name: learner_of(count, rank, world_size, options["width"])
+        for name, count in counts.items()
+    }
     batch = batch_of(options["batch"], rank, world_size)
     seconds: dict[str, list[float]] = {name: [] for name in counts}
     for number in range(options["rounds"] + 1):
@@ -110,34 +133,79 @@ def measure(rank: int, world_size: int, root: str, options: dict[str, int]) -> N
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
     """The ratios to plain DDP at one number of processes."""
-    ratios = {name: statistics.median(a / b for a, b in zip(values, seconds["ddp"], strict=True)) for name, values in seconds.items()}
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(values, seconds["ddp"], strict=True))
+        for name, values in seconds.items()
+    }
     control = ratios["ddp_again"]
     return {
         "replicas V=W / DDP": round(ratios["replicas_v_w"], 4),
         f"replicas V={REPLICAS} / DDP": round(ratios["replicas_v_8"], 4),
         "A/A: DDP / DDP": round(control, 4),
         "conclusive": abs(control - 1) <= CONCLUSIVE,
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in seconds.items()},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2) for name, values in seconds.items()
+        },
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what fixed replicas cost against plain DDP, per number of processes; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description=(
+            "Measure what fixed replicas cost against plain DDP, per number of processes; prints"
+            " JSON."
+        )
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps per segment")
-    parser.add_argument("--batch", type=int, default=48, help="the global batch, a multiple of 8 and of every number of processes")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=48,
+        help="the global batch, a multiple of 8 and of every number of processes",
+    )
     parser.add_argument("--width", type=int, default=32, help="channels of the first layer")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     options = parser.parse_args()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the product's DDP looks for unused parameters; the ranks would warn that there are none
+    # the product's DDP looks for unused parameters; the ranks would warn that there are none
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with tempfile.TemporaryDirectory(prefix="bench-replicas-") as root:
         for count in options.processes:
             mp.spawn(measure, (count, root, vars(options) | {"processes": 0}), nprocs=count)
-        found = {f"W={count}": summary(json.loads((Path(root) / f"{count}.json").read_text())) for count in options.processes}
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()}
-    settings = {"model": "resnet18", "width": options.width, "global_batch": options.batch, "rounds": options.rounds, "steps": options.steps}
-    note = "" if all(each["conclusive"] for each in found.values()) else "inconclusive where two identical arms differ by more than 5%"
-    print(json.dumps({"bench": "replicas", "processes": found, "note": note, "settings": settings, "machine": machine}, indent=2))
+        found = {
+            f"W={count}": summary(json.loads((Path(root) / f"{count}.json").read_text()))
+            for count in options.processes
+        }
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+    }
+    settings = {
+        "model": "resnet18",
+        "width": options.width,
+        "global_batch": options.batch,
+        "rounds": options.rounds,
+        "steps": options.steps,
+    }
+    note = (
+        ""
+        if all(each["conclusive"] for each in found.values())
+        else "inconclusive where two identical arms differ by more than 5%"
+    )
+    print(
+        json.dumps(
+            {
+                "bench": "replicas",
+                "processes": found,
+                "note": note,
+                "settings": settings,
+                "machine": machine,
+            },
+            indent=2,
+        )
+    )
     return 0
 
 

@@ -1,9 +1,12 @@
-"""What a scrub costs, and what it finds: `python -m bench.scrub` measures in one run with interleaved arms, and prints JSON.
+"""What a scrub costs, and what it finds: `python -m bench.scrub` measures in one run with
+interleaved arms, and prints JSON.
 
-Two checkpoints of ResNet-50's size (model and momentum, 195 MiB each). Arms, the order reversed every other round: our scrub (twice: the A/A
-control), `--deep`, reading the same files by direct I/O and from the page cache, BLAKE3 of the same bytes in memory with a thread per core; and
-our scrub after the files were dropped from the page cache. Ratios are medians of the rounds' ratios, against the slower of reading and hashing.
-Then one random bit at a time is flipped in a small checkpoint: is the file, the byte and the bit named, and confirmed by the digest?
+Two checkpoints of ResNet-50's size (model and momentum, 195 MiB each). Arms, the order reversed
+every other round: our scrub (twice: the A/A control), `--deep`, reading the same files by direct
+I/O and from the page cache, BLAKE3 of the same bytes in memory with a thread per core; and our
+scrub after the files were dropped from the page cache. Ratios are medians of the rounds' ratios,
+against the slower of reading and hashing. Then one random bit at a time is flipped in a small
+checkpoint: is the file, the byte and the bit named, and confirmed by the digest?
 """
 
 from __future__ import annotations
@@ -135,7 +138,9 @@ def flips(root: Path, count: int) -> dict[str, int]:
         flip = BitFlip(generator.randrange(path.stat().st_size), generator.randrange(8))
         turn(path, flip)
         found = diagnose(folder / "step_00000010")
-        named += [(one.file, one.flips, one.repairable) for one in found.findings] == [(path.name, (flip,), True)]
+        named += [(one.file, one.flips, one.repairable) for one in found.findings] == [
+            (path.name, (flip,), True)
+        ]
         turn(path, flip)
     return {"flipped": count, "named_and_confirmed": named}
 
@@ -157,7 +162,9 @@ def median_ratio(found: dict[str, list[float]], over: str, *under: str) -> float
 def summary(found: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
     ratios = {
         "scrub / max(read, BLAKE3), warm": median_ratio(found, "scrub", "read", "blake3"),
-        "scrub / max(read, BLAKE3), cold": median_ratio(found, "scrub_cold", "read_direct", "blake3"),
+        "scrub / max(read, BLAKE3), cold": median_ratio(
+            found, "scrub_cold", "read_direct", "blake3"
+        ),
     }
     controls = {
         "A/A: scrub / scrub": median_ratio(found, "scrub_again", "scrub"),
@@ -170,33 +177,52 @@ def summary(found: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
         "controls": {name: round(value, 4) for name, value in controls.items()},
         "conclusive": conclusive,
         "note": note(conclusive),
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 1) for name, values in found.items()},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 1) for name, values in found.items()
+        },
         "spread": {name: round(max(values) / min(values), 2) for name, values in found.items()},
         "megabytes": round(nbytes / 1e6),
         "rounds": len(found["scrub"]),
-        "machine": {"cores": os.cpu_count(), "threads": workers(), "python": platform.python_version(), "load": os.getloadavg()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "threads": workers(),
+            "python": platform.python_version(),
+            "load": os.getloadavg(),
+        },
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what a scrub costs and whether it names flipped bits; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a scrub costs and whether it names flipped bits; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--flips", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write the checkpoints (default: a temporary folder here)",
+    )
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-scrub-", dir=options.folder or Path.cwd()))
     document: dict[str, Any] = {"bench": "scrub"}
     try:
         if options.rounds:
             folder = make(root / "speed", (10, 20), PART)
-            document |= summary(speed(folder, options.rounds), sum(path.stat().st_size for path in files_of(folder)))
+            document |= summary(
+                speed(folder, options.rounds), sum(path.stat().st_size for path in files_of(folder))
+            )
         document["flips"] = flips(root / "flips", options.flips)
     finally:
         with suppress(OSError):
             shutil.rmtree(root)
     print(json.dumps(document, indent=2))
     all_named = document["flips"]["named_and_confirmed"] == options.flips
-    missed = any(not goal["met"] for goal in document.get("goals", {}).values()) and document["conclusive"]
+    missed = (
+        any(not goal["met"] for goal in document.get("goals", {}).values())
+        and document["conclusive"]
+    )
     return 0 if all_named and not missed else 1
 
 

@@ -1,11 +1,14 @@
-"""What a checkpoint costs the training: `python -m bench.stall` measures, in one run with interleaved arms, and prints JSON.
+"""What a checkpoint costs the training: `python -m bench.stall` measures, in one run with
+interleaved arms, and prints JSON.
 
-Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images. Arms: no checkpoint (twice: the A/A control), blocking,
-overlapped, torch.distributed.checkpoint's async_save (on a gloo group of its own: on the training group it deadlocks), and the naive overlapped
-checkpoint as published (torch.save into memory, through a multiprocessing queue to a process that writes). A round runs a segment of steps in
-each arm, the order reversed every other round; a checkpoint is taken after a segment's first step; the steps after it that begin while its write
-is in flight are the steps with a write in flight.
-Ratios are medians of the rounds' ratios. Absolute numbers belong to this machine and this minute.
+Two DDP processes (gloo, CPU) train ResNet-18 with SGD momentum on random images. Arms: no
+checkpoint (twice: the A/A control), blocking, overlapped, torch.distributed.checkpoint's async_save
+(on a gloo group of its own: on the training group it deadlocks), and the naive overlapped
+checkpoint as published (torch.save into memory, through a multiprocessing queue to a process that
+writes). A round runs a segment of steps in each arm, the order reversed every other round; a
+checkpoint is taken after a segment's first step; the steps after it that begin while its write is
+in flight are the steps with a write in flight. Ratios are medians of the rounds' ratios. Absolute
+numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -97,7 +100,9 @@ class Sampler:
 
 @dataclass
 class Arm:
-    """`save` takes a checkpoint and gives the stall in seconds; `pending`: is it in flight; `settle` waits until it is not."""
+    """`save` takes a checkpoint and gives the stall in seconds; `pending`: is it in flight;
+    `settle` waits until it is not.
+    """
 
     name: str
     save: Callable[[], float]
@@ -106,7 +111,9 @@ class Arm:
 
 
 def ours(bench: Bench, root: Path, name: str, config: RunConfig | None = None) -> Arm:
-    """One of ECRL's strategies, timed as its own journal says: from the end of the first barrier to the end of the last."""
+    """One of ECRL's strategies, timed as its own journal says: from the end of the first barrier to
+    the end of the last.
+    """
     layout = RunLayout(root / name)
     config = config or config_of(name)
     spans = Journal(layout.attempt(0).spans(bench.rank))
@@ -157,7 +164,9 @@ def dcp_async(bench: Bench, root: Path) -> Arm:
 
 
 def naive(bench: Bench, root: Path) -> Arm:
-    """As published: rank 0 serialises into memory and puts the bytes into a queue; a spawned process writes and syncs."""
+    """As published: rank 0 serialises into memory and puts the bytes into a queue; a spawned
+    process writes and syncs.
+    """
     queue: Any = None
     done: Any = None
     if bench.rank == 0:
@@ -172,7 +181,9 @@ def naive(bench: Bench, root: Path) -> Arm:
         began = monotonic()
         if bench.rank == 0:
             buffer = io.BytesIO()
-            torch.save({"model": module.state_dict(), "optimizer": bench.optimizer.state_dict()}, buffer)
+            torch.save(
+                {"model": module.state_dict(), "optimizer": bench.optimizer.state_dict()}, buffer
+            )
             queue.put((bench.global_step, buffer.getvalue()))
             flying.append(bench.global_step)
         dist.barrier()
@@ -198,7 +209,9 @@ def naive_writer(queue: Any, done: Any, root: str) -> None:
 
 
 def config_of(strategy: str) -> RunConfig:
-    return replace(RunConfig(), checkpoint=CheckpointConfig(strategy=strategy, keep=2, max_inflight=2))
+    return replace(
+        RunConfig(), checkpoint=CheckpointConfig(strategy=strategy, keep=2, max_inflight=2)
+    )
 
 
 def memory_copy(bench: Bench) -> Callable[[], float]:
@@ -217,7 +230,9 @@ def memory_copy(bench: Bench) -> Callable[[], float]:
 
 
 def segment(bench: Bench, arm: Arm | None, name: str, steps: int) -> None:
-    """A step, the checkpoint, steps (the mean of those with the write in flight is noted), then wait for the write."""
+    """A step, the checkpoint, steps (the mean of those with the write in flight is noted), then
+    wait for the write.
+    """
     bench.step()
     if arm is not None:
         bench.note(f"stall {name}", arm.save())
@@ -235,11 +250,19 @@ def begun(rank: int, root: str, batch: int) -> Bench:
     """One rank of WORLD, after its first step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=WORLD
+    )
     model = resnet18(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-    bench = Bench(rank, batch, DistributedDataParallel(model), optimizer, TrainState(model, optimizer, scheduler, None, Sampler(), rank, WORLD))
+    bench = Bench(
+        rank,
+        batch,
+        DistributedDataParallel(model),
+        optimizer,
+        TrainState(model, optimizer, scheduler, None, Sampler(), rank, WORLD),
+    )
     bench.step()
     return bench
 
@@ -248,8 +271,16 @@ def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
     """One rank's whole benchmark; rank 0 leaves its seconds in `seconds.json`."""
     bench = begun(rank, root, batch)
     folder = Path(root)
-    # what leaves freed memory behind (naive) stands last, so that it does not slow the arms that are compared
-    arms = [None, None, ours(bench, folder, "overlapped"), ours(bench, folder, "blocking"), dcp_async(bench, folder), naive(bench, folder)]
+    # what leaves freed memory behind (naive) stands last, so that it does not slow the arms that
+    # are compared
+    arms = [
+        None,
+        None,
+        ours(bench, folder, "overlapped"),
+        ours(bench, folder, "blocking"),
+        dcp_async(bench, folder),
+        naive(bench, folder),
+    ]
     names = ["none", "none_again", "overlapped", "blocking", "dcp_async", "naive"]
     copy = memory_copy(bench)
     for number in range(rounds + 1):
@@ -271,15 +302,23 @@ def median_ratio(seconds: dict[str, list[float]], over: str, under: str) -> floa
 def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any]:
     """The document that is printed."""
     ratios = {
-        "overlapped stall / blocking stall": median_ratio(seconds, "stall overlapped", "stall blocking"),
-        "overlapped stall / DCP async_save stall": median_ratio(seconds, "stall overlapped", "stall dcp_async"),
+        "overlapped stall / blocking stall": median_ratio(
+            seconds, "stall overlapped", "stall blocking"
+        ),
+        "overlapped stall / DCP async_save stall": median_ratio(
+            seconds, "stall overlapped", "stall dcp_async"
+        ),
         "overlapped stall / memory copy": median_ratio(seconds, "stall overlapped", "copy"),
-        "step with a write in flight / step without": median_ratio(seconds, "step overlapped", "step none"),
+        "step with a write in flight / step without": median_ratio(
+            seconds, "step overlapped", "step none"
+        ),
     }
     control = {
         "A/A: step without / step without": median_ratio(seconds, "step none_again", "step none"),
         "naive stall / blocking stall": median_ratio(seconds, "stall naive", "stall blocking"),
-        "DCP async_save: step in flight / step without": median_ratio(seconds, "step dcp_async", "step none"),
+        "DCP async_save: step in flight / step without": median_ratio(
+            seconds, "step dcp_async", "step none"
+        ),
         "naive: step in flight / step without": median_ratio(seconds, "step naive", "step none"),
     }
     lines = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
@@ -288,11 +327,16 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
     conclusive = abs(control["A/A: step without / step without"] - 1) <= 0.03
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
-        "goals": {name: at_most(ratios[name], goal) | {"aim": aim} for name, (goal, aim) in GOALS.items()},
+        "goals": {
+            name: at_most(ratios[name], goal) | {"aim": aim} for name, (goal, aim) in GOALS.items()
+        },
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": note(conclusive),
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in sorted(seconds.items())},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2)
+            for name, values in sorted(seconds.items())
+        },
         "overlapped_durable_after_ms": round(statistics.median(durable) * 1e3, 1),
         "rounds": len(seconds["copy"]),
         "machine": machine(),
@@ -304,16 +348,29 @@ def writer_of(layout: RunLayout, config: RunConfig) -> subprocess.Popen[bytes]:
     layout.logs.mkdir(parents=True)
     write_run_config(layout, config)
     with listen(layout.writer) as listener:
-        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), str(listener.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            "ecrl_cli.supervision.launch.writer_main",
+            str(layout.root),
+            str(listener.fileno()),
+        ]
         return subprocess.Popen(command, pass_fds=[listener.fileno()])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what a checkpoint costs the training; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a checkpoint costs the training; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write the checkpoints (default: a temporary folder here)",
+    )
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-stall-", dir=options.folder or Path.cwd()))
     layout = RunLayout(root / "overlapped")
@@ -326,7 +383,11 @@ def main() -> int:
         writer.wait()
         shutil.rmtree(root)
     print(json.dumps({"bench": "stall", **document}, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What the start of an attempt costs, beside `import torch`: `python -m bench.start` prints JSON.
 
-A run of the digits CNN for three steps on two processes under the default launcher. Measured, on one clock, from the launch of the attempt: until
-rank 0's import is over (`imported`: launch and import, the group not yet formed) and until its first step is committed (`first_step`). Arms, the
-order reversed every other round: `torch` (a Python that imports torch and ends), twice (the A/A control), `needed` (one that imports torch and
-torch._dynamo, which DDP's constructor imports whoever uses it), and `start`. Ratios are medians of the rounds' ratios.
+A run of the digits CNN for three steps on two processes under the default launcher. Measured, on
+one clock, from the launch of the attempt: until rank 0's import is over (`imported`: launch and
+import, the group not yet formed) and until its first step is committed (`first_step`). Arms, the
+order reversed every other round: `torch` (a Python that imports torch and ends), twice (the A/A
+control), `needed` (one that imports torch and torch._dynamo, which DDP's constructor imports
+whoever uses it), and `start`. Ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from ecrl_cli.records.journal import read_journal
 
 GOAL = 1.3
 CONCLUSIVE = 0.03
-RUN = ("device=cpu", "dataset=digits", "model=small_cnn", "world_size=2", "target_steps=3", "checkpoint=none", "failure=none", "supervision=torchrun")
+RUN = (
+    "device=cpu",
+    "dataset=digits",
+    "model=small_cnn",
+    "world_size=2",
+    "target_steps=3",
+    "checkpoint=none",
+    "failure=none",
+    "supervision=torchrun",
+)
 IMPORTS = {"torch": "import torch", "torch_again": "import torch", "needed": "import torch._dynamo"}
 ARMS = (*IMPORTS, "start")
 
@@ -47,11 +58,16 @@ def start(run_dir: Path) -> dict[str, float]:
     launched = supervisor.attempts[0].launched_at
     spans = read_journal(records.layout.attempt(0).spans(0), Span).events
     imported = max(span.end for span in spans if span.category == "import")
-    return {"imported": imported - launched, "first_step": records.logs(0).ranks[0].events[0].at - launched}
+    return {
+        "imported": imported - launched,
+        "first_step": records.logs(0).ranks[0].events[0].at - launched,
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the start of an attempt beside `import torch`; prints JSON.")
+    parser = argparse.ArgumentParser(
+        description="Measure the start of an attempt beside `import torch`; prints JSON."
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     root = Path(tempfile.mkdtemp(prefix="bench-start-", dir=Path.cwd()))
@@ -65,7 +81,17 @@ def main() -> int:
                     found[name].append(seconds)
     finally:
         shutil.rmtree(root)
-    print(json.dumps({"bench": "start", **summary(found), "settings": {"rounds": rounds, "run": RUN}, "machine": machine()}, indent=2))
+    print(
+        json.dumps(
+            {
+                "bench": "start",
+                **summary(found),
+                "settings": {"rounds": rounds, "run": RUN},
+                "machine": machine(),
+            },
+            indent=2,
+        )
+    )
     return 0
 
 

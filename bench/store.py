@@ -1,11 +1,14 @@
-"""How fast the store saves: `python -m bench.store` measures, in one run with interleaved arms, and prints JSON.
+"""How fast the store saves: `python -m bench.store` measures, in one run with interleaved arms, and
+prints JSON.
 
-The state of ResNet-50 with momentum (about 195 MB), from live tensors to acknowledged: ECRL's group (atomic_dirsync, every hash, captured into a
-reused shared slot as the strategies do), torch.distributed.checkpoint.save, and torch.save made durable (sync, rename, directory sync); and the
-floor, which copies nothing and hashes nothing: as many bytes by O_DIRECT from a reused buffer, then a sync. Beside it what BLAKE3 and the chunk sums
-alone cost on all cores, and the same group with checkpoint.digest=sha256. Then a small group (128 KiB model, 64 KiB optimizer) in the safest and the
-weakest write mode. The order of the arms turns from round to round; ratios are medians of the rounds' ratios. Absolute numbers belong to this
-machine and this minute.
+The state of ResNet-50 with momentum (about 195 MB), from live tensors to acknowledged: ECRL's group
+(atomic_dirsync, every hash, captured into a reused shared slot as the strategies do),
+torch.distributed.checkpoint.save, and torch.save made durable (sync, rename, directory sync); and
+the floor, which copies nothing and hashes nothing: as many bytes by O_DIRECT from a reused buffer,
+then a sync. Beside it what BLAKE3 and the chunk sums alone cost on all cores, and the same group
+with checkpoint.digest=sha256. Then a small group (128 KiB model, 64 KiB optimizer) in the safest
+and the weakest write mode. The order of the arms turns from round to round; ratios are medians of
+the rounds' ratios. Absolute numbers belong to this machine and this minute.
 """
 
 from __future__ import annotations
@@ -75,8 +78,12 @@ class State:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
-def group(state: State, root: Path, name: str, *, from_slot: bool = False, digest: str = DIGEST) -> Callable[[int], float]:
-    """ECRL's save: the copy into the slot and the commit; with `from_slot` the commit alone, as the background writer does it."""
+def group(
+    state: State, root: Path, name: str, *, from_slot: bool = False, digest: str = DIGEST
+) -> Callable[[int], float]:
+    """ECRL's save: the copy into the slot and the commit; with `from_slot` the commit alone, as the
+    background writer does it.
+    """
     store = CheckpointStore(root / name, StoreConfig(keep=2, digest=digest))
     store.claim(0)
     snapshotter = CapturePlanner(state.train_state, "")
@@ -91,7 +98,12 @@ def group(state: State, root: Path, name: str, *, from_slot: bool = False, diges
         slot.capture(snapshotter.found)
         train = state.train_state.train_document(progress, gathered.line_chain)
         began = monotonic() if from_slot else began
-        image = CheckpointImage(CheckpointMeta(_RUN_ID, step, 0, step, 0, 1), slot.memory.view, layout.parts(step, 0), {TRAIN: train})
+        image = CheckpointImage(
+            CheckpointMeta(_RUN_ID, step, 0, step, 0, 1),
+            slot.memory.view,
+            layout.parts(step, 0),
+            {TRAIN: train},
+        )
         saved = store.save(image, 0)
         seconds = monotonic() - began
         store.update_pointers_and_retire(saved, image)
@@ -113,7 +125,9 @@ def dcp_save(state: State, root: Path) -> Callable[[int], float]:
 
 
 def torch_save(state: State, root: Path) -> Callable[[int], float]:
-    """torch.save as a careful user makes it durable: the protocol of atomic_dirsync for one file."""
+    """torch.save as a careful user makes it durable: the protocol of atomic_dirsync for one
+    file.
+    """
 
     def save(step: int) -> float:
         path, temporary = root / f"torch-{step}.pt", root / "torch.tmp"
@@ -161,7 +175,11 @@ def digests(nbytes: int) -> Callable[[int], float]:
 
     def save(step: int) -> float:
         began = monotonic()
-        jobs = [pool.submit(job, data) for _ in range(nbytes // _CHUNK + 1) for job in (blake3, chunk_sums)]
+        jobs = [
+            pool.submit(job, data)
+            for _ in range(nbytes // _CHUNK + 1)
+            for job in (blake3, chunk_sums)
+        ]
         for job in jobs:
             job.result()
         return monotonic() - began
@@ -207,7 +225,9 @@ def _bound(large: dict[str, list[float]]) -> float:
     return statistics.median(saved / max(written, hashed) for saved, written, hashed in rounds)
 
 
-def summary(large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes: int) -> dict[str, Any]:
+def summary(
+    large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes: int
+) -> dict[str, Any]:
     ratios = {
         "group save / DCP.save": median_ratio(large, "group", "dcp_save"),
         "group save / torch.save made durable": median_ratio(large, "group", "torch_save"),
@@ -219,10 +239,16 @@ def summary(large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes:
         "A/A: floor / floor": median_ratio(large, "floor_again", "floor"),
         "from a captured slot / O_DIRECT write and sync": median_ratio(large, "from_slot", "floor"),
         "from a captured slot / the slower of floor and digests on all cores": _bound(large),
-        "group save with checkpoint.digest=sha256 / group save": median_ratio(large, "sha256", "group"),
-        "A/A: small group / small group": median_ratio(tiny, "atomic_dirsync_again", "atomic_dirsync"),
+        "group save with checkpoint.digest=sha256 / group save": median_ratio(
+            large, "sha256", "group"
+        ),
+        "A/A: small group / small group": median_ratio(
+            tiny, "atomic_dirsync_again", "atomic_dirsync"
+        ),
     }
-    conclusive = all(abs(value - 1) <= 0.03 for name, value in control.items() if name.startswith("A/A"))
+    conclusive = all(
+        abs(value - 1) <= 0.03 for name, value in control.items() if name.startswith("A/A")
+    )
     everything = {**large, **{f"small {name}": values for name, values in tiny.items()}}
     return {
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
@@ -230,7 +256,9 @@ def summary(large: dict[str, list[float]], tiny: dict[str, list[float]], nbytes:
         "controls": {name: round(value, 4) for name, value in control.items()},
         "conclusive": conclusive,
         "note": note(conclusive),
-        "milliseconds": {name: round(statistics.median(values) * 1e3, 2) for name, values in everything.items()},
+        "milliseconds": {
+            name: round(statistics.median(values) * 1e3, 2) for name, values in everything.items()
+        },
         "megabytes": round(nbytes / 1e6, 1),
         "rounds": len(large["floor"]),
         "machine": machine(),
@@ -241,7 +269,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how fast the store saves; prints JSON.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small-rounds", type=int, default=100)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write the checkpoints (default: a temporary folder here)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="where to write the checkpoints (default: a temporary folder here)",
+    )
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-store-", dir=options.folder or Path.cwd()))
     state = State()
@@ -260,13 +293,24 @@ def main() -> int:
         }
         large = measure(arms, options.rounds)
         unsafe = WriteMode(sync_files=False, atomic=False, sync_directories=False)
-        modes = {"atomic_dirsync": WriteMode(), "unsafe": unsafe, "atomic_dirsync_again": WriteMode()}
-        tiny = measure({name: small(root, f"small-{name}", mode) for name, mode in modes.items()}, options.small_rounds)
+        modes = {
+            "atomic_dirsync": WriteMode(),
+            "unsafe": unsafe,
+            "atomic_dirsync_again": WriteMode(),
+        }
+        tiny = measure(
+            {name: small(root, f"small-{name}", mode) for name, mode in modes.items()},
+            options.small_rounds,
+        )
     finally:
         shutil.rmtree(root)
     document = summary(large, tiny, nbytes)
     print(json.dumps({"bench": "store", **document}, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"] else 1
+    return (
+        0
+        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
+        else 1
+    )
 
 
 if __name__ == "__main__":

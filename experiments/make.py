@@ -1,6 +1,8 @@
-"""Makes the results of an experiment: runs its commands, verifies, reports, and keeps what docs/results/NAME is to hold.
+"""Makes the results of an experiment: runs its commands, verifies, reports, and keeps what
+docs/results/NAME is to hold.
 
-Started again it goes on where it was stopped: sweeps and studies do that themselves. Nothing in docs/results changes before all is there.
+Started again it goes on where it was stopped: sweeps and studies do that themselves. Nothing in
+docs/results changes before all is there.
 """
 
 from __future__ import annotations
@@ -25,10 +27,19 @@ from experiments.stamp import JUDGES, Session, changed, judged, session, stamp
 
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
-REFUSED = (2, 8, 9)  # bad input, a run that another process holds, fenced: nothing was run, or not by this call
+# bad input, a run that another process holds, fenced: nothing was run, or not by this call
+REFUSED = (2, 8, 9)
 JUDGED = (0, 1, 3)  # ended: all is well, a verdict or gate failed, a verdict is missing
 TRAINED = (0,)  # training judges nothing: with any other code a run of it has not ended
-KEPT = ("runs.csv", "summary.csv", "comparisons.csv", "restarts.csv", "recoveries.csv", "checkpointers.csv", "publication_summary.md")
+KEPT = (
+    "runs.csv",
+    "summary.csv",
+    "comparisons.csv",
+    "restarts.csv",
+    "recoveries.csv",
+    "checkpointers.csv",
+    "publication_summary.md",
+)
 LARGEST_TABLE = 100_000  # bytes of a study's table that is kept
 
 
@@ -37,50 +48,99 @@ class Stopped(Exception):
 
 
 def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESULTS) -> int:
-    """Runs and keeps `experiment` in `results`. 0; 1 where a verdict or gate failed, 3 where one is missing (kept all the same: the page says so).
+    """Runs and keeps `experiment` in `results`. 0; 1 where a verdict or gate failed, 3 where one is
+    missing (kept all the same: the page says so).
 
-    ExperimentError with nothing kept where a command was refused or failed; Stopped where it was stopped.
+    ExperimentError with nothing kept where a command was refused or failed; Stopped where it was
+    stopped.
     """
     if experiment.wants_data and not data:
-        raise ExperimentError(f"{experiment.name}: needs real images: add DATA=DIR, a folder with cifar10/ and cifar100/ in it")
+        raise ExperimentError(
+            f"{experiment.name}: needs real images: add DATA=DIR, a folder with cifar10/ and"
+            " cifar100/ in it"
+        )
     sessions = _run(experiment, outputs, data)
     return _kept(experiment, outputs, results, lambda run: stamp(run, sessions, experiment))
 
 
 def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int:
-    """Verifies and reports anew the runs that are kept, with the judge as it is now. As `make` returns.
+    """Verifies and reports anew the runs that are kept, with the judge as it is now. As `make`
+    returns.
 
-    ExperimentError with nothing changed where more than the judge has changed since, or these runs are no longer in `outputs`.
+    ExperimentError with nothing changed where more than the judge has changed since, or these runs
+    are no longer in `outputs`.
     """
     path = results / experiment.name / "stamp.json"
     if experiment.is_study or not path.is_file():
-        raise ExperimentError(f"{experiment.name}: {'a study is judged while it runs' if experiment.is_study else 'nothing is kept'}; make it")
+        raise ExperimentError(
+            f"{experiment.name}:"
+            f" {'a study is judged while it runs' if experiment.is_study else 'nothing is kept'};"
+            " make it"
+        )
     before = json.loads(path.read_text(encoding="utf-8"))
     if others := sorted(set(changed(before, experiment)) - JUDGES):
-        raise ExperimentError(f"{experiment.name}: what makes its records has changed since ({', '.join(others)}); make it anew")
-    made = {each["source_sha256"] for folder in experiment.folders(outputs) for each in _environments(folder)}
+        raise ExperimentError(
+            f"{experiment.name}: what makes its records has changed since ({', '.join(others)});"
+            " make it anew"
+        )
+    made = {
+        each["source_sha256"]
+        for folder in experiment.folders(outputs)
+        for each in _environments(folder)
+    }
     if made != {before["source_sha256"]}:
-        raise ExperimentError(f"{experiment.name}: the runs in {outputs} are not those that are kept; make it anew")
-    return _kept(experiment, outputs, results, lambda run: judged(before, experiment, gpu=bool(run["gpus"])))
+        raise ExperimentError(
+            f"{experiment.name}: the runs in {outputs} are not those that are kept; make it anew"
+        )
+    return _kept(
+        experiment, outputs, results, lambda run: judged(before, experiment, gpu=bool(run["gpus"]))
+    )
 
 
-def _kept(experiment: Experiment, outputs: Path, results: Path, stamped: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
-    """Verifies, reports and keeps what lies in `outputs`; `stamped` makes the content of stamp.json from an environment.json."""
+def _kept(
+    experiment: Experiment,
+    outputs: Path,
+    results: Path,
+    stamped: Callable[[dict[str, Any]], dict[str, Any]],
+) -> int:
+    """Verifies, reports and keeps what lies in `outputs`; `stamped` makes the content of stamp.json
+    from an environment.json.
+    """
     folders = experiment.folders(outputs)
     with tempfile.TemporaryDirectory(prefix=f".{experiment.name}-", dir=_made(results)) as scratch:
         new, report = Path(scratch) / experiment.name, Path(scratch) / "report"
         new.mkdir()
-        verdicts = {} if experiment.is_study else _verified(experiment, experiment.run_folders(outputs))
-        code = _ended(experiment, JUDGED, "report", *map(str, folders), "--out", str(report), out=subprocess.DEVNULL)
+        verdicts = (
+            {} if experiment.is_study else _verified(experiment, experiment.run_folders(outputs))
+        )
+        code = _ended(
+            experiment,
+            JUDGED,
+            "report",
+            *map(str, folders),
+            "--out",
+            str(report),
+            out=subprocess.DEVNULL,
+        )
         if not (report / "report.json").is_file():  # a study was ended from outside
-            raise ExperimentError(f"{experiment.name}: nothing to report, for it has not ended; the same command goes on from here")
+            raise ExperimentError(
+                f"{experiment.name}: nothing to report, for it has not ended; the same command goes"
+                " on from here"
+            )
         document = json.loads((report / "report.json").read_text(encoding="utf-8"))
-        if unfinished := [study["name"] for study in document.get("studies", ()) if not study.get("complete")]:  # a lost worker ends it with 1, too
-            raise ExperimentError(f"{experiment.name}: not all trials of {', '.join(unfinished)} have ended; the same command goes on from here")
+        # a lost worker ends it with 1, too
+        if unfinished := [
+            study["name"] for study in document.get("studies", ()) if not study.get("complete")
+        ]:
+            raise ExperimentError(
+                f"{experiment.name}: not all trials of {', '.join(unfinished)} have ended; the same"
+                " command goes on from here"
+            )
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        _write(new / "stamp.json", stamped(next((run for run in runs if run["gpus"]), runs[0])))  # one run on a GPU, and the code for GPUs counts
+        # one run on a GPU, and the code for GPUs counts
+        _write(new / "stamp.json", stamped(next((run for run in runs if run["gpus"]), runs[0])))
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:
             pack(folders, new / "records.tar.xz")
@@ -110,20 +170,33 @@ def _run(experiment: Experiment, outputs: Path, data: str) -> list[Session]:
     return [Session(**json.loads(line)) for line in lines]
 
 
-def _ended(experiment: Experiment, codes: tuple[int, ...], *given: str, out: int | IO[str] | None = None) -> int:
-    """The exit code of `ecrl GIVEN...`, one of `codes`. Stopped where it was stopped; ExperimentError where it was refused or failed."""
+def _ended(
+    experiment: Experiment, codes: tuple[int, ...], *given: str, out: int | IO[str] | None = None
+) -> int:
+    """The exit code of `ecrl GIVEN...`, one of `codes`. Stopped where it was stopped;
+    ExperimentError where it was refused or failed.
+    """
     code = _ecrl(*given, out=out)
     if code in STOPPED:
         raise Stopped(code)
     if code not in codes:
-        ended = "was refused, for the reason above" if code in REFUSED else "failed; once the cause is gone the same command goes on from here"
-        raise ExperimentError(f"{experiment.name}: nothing was kept: exit code {code}: the command {ended}: ecrl {shlex.join(given)}")
+        ended = (
+            "was refused, for the reason above"
+            if code in REFUSED
+            else "failed; once the cause is gone the same command goes on from here"
+        )
+        raise ExperimentError(
+            f"{experiment.name}: nothing was kept: exit code {code}: the command {ended}: ecrl"
+            f" {shlex.join(given)}"
+        )
     return code
 
 
 def _ecrl(*given: str, out: int | IO[str] | None = None) -> int:
-    """The exit code of `ecrl GIVEN...`, with standard output to `out`. It has a process group of its own, and SIGINT and SIGTERM are handed on to it:
-    it saves and ends by itself, and a second one ends it at once."""
+    """The exit code of `ecrl GIVEN...`, with standard output to `out`. It has a process group of
+    its own, and SIGINT and SIGTERM are handed on to it: it saves and ends by itself, and a second
+    one ends it at once.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -140,7 +213,9 @@ def _ecrl(*given: str, out: int | IO[str] | None = None) -> int:
 
 
 def _verified(experiment: Experiment, folders: list[Path]) -> dict[str, dict[str, Any]]:
-    """By folder of a run, what `ecrl verify` says of it: without findings where it could not be judged."""
+    """By folder of a run, what `ecrl verify` says of it: without findings where it could not be
+    judged.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         _ended(experiment, JUDGED, "verify", *map(str, folders), "--json", out=out)
         out.seek(0)
@@ -154,16 +229,24 @@ def _environments(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the page is made of: the report's sentences, a verdict for each run and counts for each promise, gates."""
+    """What the page is made of: the report's sentences, a verdict for each run and counts for each
+    promise, gates.
+    """
     promises: dict[str, Counter[str]] = {}
     for verdict in verdicts.values():
         for finding in verdict.get("findings", ()):
             promises.setdefault(finding["promise"], Counter())[finding["status"]] += 1
-    studies = [{key: each[key] for key in ("name", "gates", "planned", "done", "notes")} for each in document.get("studies", [])]
+    studies = [
+        {key: each[key] for key in ("name", "gates", "planned", "done", "notes")}
+        for each in document.get("studies", [])
+    ]
     return {
         "headline": document["headline"],
         "sentences": document["sentences"],
-        "verdicts": {verdict.get("run", Path(folder).name): verdict["status"] for folder, verdict in verdicts.items()},
+        "verdicts": {
+            verdict.get("run", Path(folder).name): verdict["status"]
+            for folder, verdict in verdicts.items()
+        },
         "promises": {name: dict(counts) for name, counts in promises.items()},
         "failed_gates": [
             {"suite": suite, "gate": gate["name"], "message": gate["message"]}
@@ -176,12 +259,20 @@ def _result(document: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> di
 
 
 def _keep(experiment: Experiment, report: Path, folders: list[Path], new: Path) -> None:
-    """Files of the report, those of its subfolders in the same; what the report lacks (a sweep's manifest.csv) from the experiment's own folders."""
-    tables = [path.name for path in report.glob("*.csv") if experiment.is_study and path.stat().st_size <= LARGEST_TABLE]
+    """Files of the report, those of its subfolders in the same; what the report lacks (a sweep's
+    manifest.csv) from the experiment's own folders.
+    """
+    tables = [
+        path.name
+        for path in report.glob("*.csv")
+        if experiment.is_study and path.stat().st_size <= LARGEST_TABLE
+    ]
     shown = [table.file for table in experiment.tables]
     figures = [f"figures/{name}.png" for name in experiment.figures]
     for name in {*KEPT, *experiment.keeps, *tables, *shown, *figures}:
-        if found := next((folder / name for folder in (report, *folders) if (folder / name).is_file()), None):
+        if found := next(
+            (folder / name for folder in (report, *folders) if (folder / name).is_file()), None
+        ):
             shutil.copyfile(found, _made((new / name).parent) / found.name)
 
 

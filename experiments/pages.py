@@ -1,7 +1,9 @@
-"""The pages of docs/results that are made from what is kept there: one for each experiment, and the table of all in README.md.
+"""The pages of docs/results that are made from what is kept there: one for each experiment, and the
+table of all in README.md.
 
-Everything on them comes from the kept files, but for one thing: whether the code has changed since. That stands between two marks, is worked out
-anew for the site, and is left out where pages are held against their source.
+Everything on them comes from the kept files, but for one thing: whether the code has changed since.
+That stands between two marks, is worked out anew for the site, and is left out where pages are held
+against their source.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from experiments.tables import ARMS
 from ecrl_cli.config.estimates import human_bytes, human_seconds
 
 INDEX, ESTIMATES = RESULTS / "README.md", RESULTS / "estimates.json"
-BEGIN, END = "<!-- experiments: made by python -m experiments --pages -->", "<!-- experiments: end -->"
+BEGIN, END = (
+    "<!-- experiments: made by python -m experiments --pages -->",
+    "<!-- experiments: end -->",
+)
 STATE = re.compile(r"<!-- state -->.*?<!-- / -->")
 FIGURES = {
     "goodput": "goodput: steps that count in a second of wall time",
@@ -33,7 +38,9 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Kept:
-    """What docs/results/NAME holds; `made`: None where nothing is there. Results of before there were stamps have an environment and tables alone."""
+    """What docs/results/NAME holds; `made`: None where nothing is there. Results of before there
+    were stamps have an environment and tables alone.
+    """
 
     environment: dict[str, Any] | None
     stamp: dict[str, Any]
@@ -47,20 +54,29 @@ class Kept:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
         result = document("result.json") or {}
-        verdicts = Counter(result["verdicts"].values()) if result else _in_table(folder / "runs.csv")
+        verdicts = (
+            Counter(result["verdicts"].values()) if result else _in_table(folder / "runs.csv")
+        )
         return cls(document("environment.json"), document("stamp.json") or {}, result, verdicts)
 
     @property
     def runs(self) -> str:
         """How many there are, and of what."""
         runs = [f"{self.verdicts.total()} runs"] if self.verdicts else []
-        trials = [f"{sum(each['done'] for each in studies):,} trials"] if (studies := self.result.get("studies")) else []
+        trials = (
+            [f"{sum(each['done'] for each in studies):,} trials"]
+            if (studies := self.result.get("studies"))
+            else []
+        )
         return ", ".join([*runs, *trials]) or "see below"
 
     @property
     def judged(self) -> str:
         """Verdicts of runs, or gates of studies."""
-        found = [f"{count} {status}" for status, count in sorted(self.verdicts.items(), key=lambda each: -each[1])]
+        found = [
+            f"{count} {status}"
+            for status, count in sorted(self.verdicts.items(), key=lambda each: -each[1])
+        ]
         if studies := self.result.get("studies"):
             gates = [gate["passed"] for each in studies for gate in each["gates"]]
             found.append(f"{sum(gates)} of {len(gates)} gates")
@@ -68,7 +84,11 @@ class Kept:
 
     @property
     def commit(self) -> str:
-        return abbreviated((self.stamp or self.environment or {}).get("commit") or (self.environment or {}).get("git_revision") or "not recorded")
+        return abbreviated(
+            (self.stamp or self.environment or {}).get("commit")
+            or (self.environment or {}).get("git_revision")
+            or "not recorded"
+        )
 
     @property
     def date(self) -> str:
@@ -80,7 +100,11 @@ class Kept:
         """The share of the processors that other work took, over all sessions."""
         sessions = self.stamp["sessions"]
         total = sum(each["seconds"] for each in sessions)
-        return float(sum(each["others"] * each["seconds"] for each in sessions) / total) if total else 0.0
+        return (
+            float(sum(each["others"] * each["seconds"] for each in sessions) / total)
+            if total
+            else 0.0
+        )
 
     @property
     def seconds(self) -> float:
@@ -101,7 +125,9 @@ def abbreviated(commit: str) -> str:
 
 def state(experiment: Experiment, kept: Kept) -> str:
     """Fresh, or stale and what has changed."""
-    found = changed(kept.stamp or {"source_sha256": (kept.environment or {}).get("source_sha256")}, experiment)
+    found = changed(
+        kept.stamp or {"source_sha256": (kept.environment or {}).get("source_sha256")}, experiment
+    )
     return f"stale: {', '.join(found)}" if found else "fresh"
 
 
@@ -117,24 +143,52 @@ def page(experiment: Experiment) -> str:
         "",
     ]
     lines += [experiment.note, ""] if experiment.note else []
-    lines += ["```bash", f"make results RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}", "```", "", "which runs", ""]
+    lines += [
+        "```bash",
+        f"make results RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}",
+        "```",
+        "",
+        "which runs",
+        "",
+    ]
     lines += ["```bash", *_commands(experiment), "```", ""]
     if kept.environment is None:
-        return "\n".join([*lines, f"**Not {'kept' if experiment.is_study else 'run'}.** {_expected(experiment)}", ""])
+        return "\n".join(
+            [
+                *lines,
+                f"**Not {'kept' if experiment.is_study else 'run'}.** {_expected(experiment)}",
+                "",
+            ]
+        )
     lines += _stamp(experiment, kept)
-    lines += _outcome(experiment, kept) if kept.result else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
+    lines += (
+        _outcome(experiment, kept)
+        if kept.result
+        else ["Kept before there were stamps; what it says: [results](../README.md).", ""]
+    )
     for name in experiment.figures:
         if (experiment.folder / "figures" / f"{name}.png").is_file():
-            lines += [f"![{FIGURES.get(name, re.sub(r'[-_.]', ' ', name))}](figures/{name}.png)", ""]
+            lines += [
+                f"![{FIGURES.get(name, re.sub(r'[-_.]', ' ', name))}](figures/{name}.png)",
+                "",
+            ]
     if (experiment.folder / "records.tar.xz").is_file():
         lines += _records(experiment)
-    files = sorted(path.name for path in experiment.folder.iterdir() if path.is_file() and path.name != "README.md")
+    files = sorted(
+        path.name
+        for path in experiment.folder.iterdir()
+        if path.is_file() and path.name != "README.md"
+    )
     return "\n".join([*lines, f"Kept here: {', '.join(f'`{name}`' for name in files)}.", ""])
 
 
 def _commands(experiment: Experiment) -> list[str]:
     folders = " ".join(map(str, experiment.folders()))
-    judged = [] if experiment.is_study else [f"ecrl verify {' '.join(map(str, experiment.run_folders()))}"]
+    judged = (
+        []
+        if experiment.is_study
+        else [f"ecrl verify {' '.join(map(str, experiment.run_folders()))}"]
+    )
     return [*experiment.commands, *judged, f"ecrl report {folders}"]
 
 
@@ -143,18 +197,37 @@ def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
     cpu = environment["cpu"]
     rows = {
         "runs": kept.runs,
-        "verdicts": kept.judged + (f", judged anew at `{abbreviated(kept.stamp['judged'])}`" if "judged" in kept.stamp else ""),
-        "commit": f"`{kept.commit}`, ecrl {environment['ecrl']}, torch {environment['packages'].get('torch', '-')}",
+        "verdicts": (
+            kept.judged
+            + (
+                f", judged anew at `{abbreviated(kept.stamp['judged'])}`"
+                if "judged" in kept.stamp
+                else ""
+            )
+        ),
+        "commit": (
+            f"`{kept.commit}`, ecrl {environment['ecrl']}, torch"
+            f" {environment['packages'].get('torch', '-')}"
+        ),
         "made": kept.date,
-        "machine": f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])}, {len(environment['gpus'])} GPUs",
+        "machine": (
+            f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])},"
+            f" {len(environment['gpus'])} GPUs"
+        ),
         "state of the code": f"<!-- state -->{state(experiment, kept)}<!-- / -->",
     }
     if kept.stamp:
-        load = ", ".join(f"{each['load'][0]:.1f} to {each['load'][1]:.1f}" for each in kept.stamp["sessions"])
-        rows["took"] = f"{human_seconds(kept.seconds)} in {len(kept.stamp['sessions'])} session(s); load {load}"
+        load = ", ".join(
+            f"{each['load'][0]:.1f} to {each['load'][1]:.1f}" for each in kept.stamp["sessions"]
+        )
+        rows["took"] = (
+            f"{human_seconds(kept.seconds)} in {len(kept.stamp['sessions'])} session(s); load"
+            f" {load}"
+        )
         busy = kept.others > BUSY
         told = (
-            "**seconds and goodput here are of a busy machine and compare nothing**; verdicts and counts do not depend on it"
+            "**seconds and goodput here are of a busy machine and compare nothing**; verdicts and"
+            " counts do not depend on it"
             if busy
             else "idle otherwise"
         )
@@ -169,13 +242,25 @@ def _outcome(experiment: Experiment, kept: Kept) -> list[str]:
         lines += table.markdown(experiment.folder)
     for study in kept.result["studies"]:
         lines += [f"{study['name']}: {study['done']:,} of {study['planned']:,} trials.", ""]
-        lines += [f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}" for gate in study["gates"]]
-        lines += [f"- {note}" for note in study.get("notes", ())] + [""]  # results kept before have none
+        lines += [
+            f"- {'passed' if gate['passed'] else '**failed**'}: {gate['name']}: {gate['message']}"
+            for gate in study["gates"]
+        ]
+        # results kept before have none
+        lines += [f"- {note}" for note in study.get("notes", ())] + [""]
     if promises := kept.result["promises"]:
-        lines += ["| promise | valid | invalid | unknown | not checked |", "| --- | ---: | ---: | ---: | ---: |"]
-        lines += [f"| {name} | {' | '.join(str(counts.get(status, 0)) for status in _STATUSES)} |" for name, counts in promises.items()] + [""]
+        lines += [
+            "| promise | valid | invalid | unknown | not checked |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        lines += [
+            f"| {name} | {' | '.join(str(counts.get(status, 0)) for status in _STATUSES)} |"
+            for name, counts in promises.items()
+        ] + [""]
     if failed := kept.result["failed_gates"]:
-        lines += [f"- **failed**: {each['suite']}: {each['gate']}: {each['message']}" for each in failed] + [""]
+        lines += [
+            f"- **failed**: {each['suite']}: {each['gate']}: {each['message']}" for each in failed
+        ] + [""]
     return lines
 
 
@@ -184,9 +269,15 @@ _STATUSES = ("valid", "invalid", "unknown", "not checked")
 
 def _records(experiment: Experiment) -> list[str]:
     size = human_bytes((experiment.folder / "records.tar.xz").stat().st_size)
-    archive, there = f"{experiment.folder.relative_to(ROOT)}/records.tar.xz", f"outputs/{experiment.name}-records"
+    archive, there = (
+        f"{experiment.folder.relative_to(ROOT)}/records.tar.xz",
+        f"outputs/{experiment.name}-records",
+    )
     return [
-        f"## Judge these runs yourself\n\nThe runs are kept ({size}), with the checkpoints that a verdict reads and without any verdict:\n",
+        (
+            f"## Judge these runs yourself\n\nThe runs are kept ({size}), with the checkpoints that"
+            " a verdict reads and without any verdict:\n"
+        ),
         "```bash",
         f"mkdir -p {there}",
         f"tar -xf {archive} -C {there}",
@@ -200,14 +291,22 @@ def _expected(experiment: Experiment) -> str:
     if experiment.needs:
         return f"It needs {experiment.needs}; no result of one is kept."
     if experiment.is_study:
-        return "A study says no time ahead; what came of it at other times: [studies](../../studies.md#what-came-of-it)."
+        return (
+            "A study says no time ahead; what came of it at other times:"
+            " [studies](../../studies.md#what-came-of-it)."
+        )
     if not (found := _estimate(experiment)):
         return ""
-    return f"ECRL expects {found} on two idle cores (`python -m experiments --estimate {experiment.name}`)."
+    return (
+        f"ECRL expects {found} on two idle cores (`python -m experiments --estimate"
+        f" {experiment.name}`)."
+    )
 
 
 def _estimate(experiment: Experiment) -> str:
-    found = (json.loads(ESTIMATES.read_text(encoding="utf-8")) if ESTIMATES.is_file() else {}).get(experiment.name)
+    found = (json.loads(ESTIMATES.read_text(encoding="utf-8")) if ESTIMATES.is_file() else {}).get(
+        experiment.name
+    )
     return f"{found['runs']} runs and {human_seconds(found['seconds'])}" if found else ""
 
 
@@ -216,9 +315,25 @@ def index(registry: Registry) -> str:
     text = INDEX.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     rows = [_row(each) for each in registry.experiments.values()]
-    table = ["| experiment | what it shows | `make results ...` | runs | verdicts | commit | made | code since |", "| --- " * 8 + "|", *rows]
+    table = [
+        (
+            "| experiment | what it shows | `make results ...` | runs | verdicts | commit | made |"
+            " code since |"
+        ),
+        "| --- " * 8 + "|",
+        *rows,
+    ]
     alike = [f"- `{change['file']}`: {change['why']}" for change in declared()]
-    told = ["", "Changes of code that are declared to alter no result that was kept before them:", "", *alike] if alike else []
+    told = (
+        [
+            "",
+            "Changes of code that are declared to alter no result that was kept before them:",
+            "",
+            *alike,
+        ]
+        if alike
+        else []
+    )
     return "\n".join([before + BEGIN, *table, *told, END]) + rest.partition(END)[2]
 
 
@@ -227,10 +342,22 @@ def _row(experiment: Experiment) -> str:
     given = f"`RESULTS={experiment.name}{' DATA=DIR' if experiment.wants_data else ''}`"
     if kept.environment is None:
         why = f"needs {experiment.needs}" if experiment.needs else _estimate(experiment)
-        cells = [f"**not {'kept' if experiment.is_study else 'run'}**{f': {why}' if why else ''}", "-", "-", "-", "-"]
+        cells = [
+            f"**not {'kept' if experiment.is_study else 'run'}**{f': {why}' if why else ''}",
+            "-",
+            "-",
+            "-",
+            "-",
+        ]
     else:
         busy = ", busy" if kept.stamp and kept.others > BUSY else ""
-        cells = [kept.runs, kept.judged, f"`{kept.commit}`", f"{kept.date}{busy}", f"<!-- state -->{state(experiment, kept)}<!-- / -->"]
+        cells = [
+            kept.runs,
+            kept.judged,
+            f"`{kept.commit}`",
+            f"{kept.date}{busy}",
+            f"<!-- state -->{state(experiment, kept)}<!-- / -->",
+        ]
     return f"| {' | '.join([f'[{experiment.name}]({experiment.name}/README.md)', experiment.shows, given, *cells])} |"
 
 
@@ -243,7 +370,9 @@ def with_state(text: str, source: str, registry: Registry | None = None) -> str:
     registry = registry or read()
     if source == "results/README.md":
         return index(registry)
-    found = [each for each in registry.experiments.values() if source == f"results/{each.name}/README.md"]
+    found = [
+        each for each in registry.experiments.values() if source == f"results/{each.name}/README.md"
+    ]
     return page(found[0]) if found else text
 
 

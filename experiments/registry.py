@@ -1,4 +1,6 @@
-"""The experiments whose results are kept, as docs/results/experiments.yaml lists them: what each shows and the commands that make it from nothing."""
+"""The experiments whose results are kept, as docs/results/experiments.yaml lists them: what each
+shows and the commands that make it from nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ class ExperimentError(Exception):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order. `figures`: kept ones, by name; `tables`: kept ones
-    that the page shows; `keeps`: files that are kept beside those of every experiment. `records`: keep the runs themselves, compressed.
-    `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of the setting.
+    """`commands`: each an `ecrl` command with its own run_dir=outputs/...; they are run in order.
+    `figures`: kept ones, by name; `tables`: kept ones that the page shows; `keeps`: files that are
+    kept beside those of every experiment. `records`: keep the runs themselves, compressed.
+    `needs`: what a machine must have that two cores and Linux do not give. `note`: what to know of
+    the setting.
     """
 
     name: str
@@ -51,7 +55,12 @@ class Experiment:
     @property
     def studies(self) -> list[str]:
         """The names of the studies that it runs."""
-        return [word.removeprefix("study=") for command in self.commands for word in words(command) if word.startswith("study=")]
+        return [
+            word.removeprefix("study=")
+            for command in self.commands
+            for word in words(command)
+            if word.startswith("study=")
+        ]
 
     @property
     def wants_data(self) -> bool:
@@ -59,19 +68,36 @@ class Experiment:
 
     def folders(self, outputs: Path = Path("outputs")) -> list[Path]:
         """Where its commands write: each its own run_dir, below `outputs`."""
-        return [outputs / Path(run_dir(command)).relative_to("outputs") for command in self.commands]
+        return [
+            outputs / Path(run_dir(command)).relative_to("outputs") for command in self.commands
+        ]
 
     def run_folders(self, outputs: Path = Path("outputs")) -> list[Path]:
-        """Those of its folders that hold runs, which `ecrl verify` judges; a study's hold trials."""
-        return [folder for command, folder in zip(self.commands, self.folders(outputs), strict=True) if words(command)[1] != "study"]
+        """Those of its folders that hold runs, which `ecrl verify` judges; a study's hold
+        trials.
+        """
+        return [
+            folder
+            for command, folder in zip(self.commands, self.folders(outputs), strict=True)
+            if words(command)[1] != "study"
+        ]
 
     def given(self, outputs: Path, data: str) -> list[list[str]]:
         """The words of its commands after `ecrl`, with folders of this machine in them."""
-        places = {run_dir(command): folder for command, folder in zip(self.commands, self.folders(outputs), strict=True)}
+        places = {
+            run_dir(command): folder
+            for command, folder in zip(self.commands, self.folders(outputs), strict=True)
+        }
 
         def given(word: str) -> str:
             key, _, value = word.partition("=")
-            return f"dataset.root={data}" if word == DATA_WORD else f"{key}={places[value]}" if value in places else word
+            return (
+                f"dataset.root={data}"
+                if word == DATA_WORD
+                else f"{key}={places[value]}"
+                if value in places
+                else word
+            )
 
         return [[given(word) for word in words(command)[1:]] for command in self.commands]
 
@@ -81,11 +107,16 @@ class Registry:
     experiments: dict[str, Experiment] = field(default_factory=dict)
 
     def chosen(self, names: list[str]) -> list[Experiment]:
-        """ExperimentError for a name that is not in the list. `all`: those that this kind of machine can run."""
+        """ExperimentError for a name that is not in the list. `all`: those that this kind of
+        machine can run.
+        """
         if EVERYTHING in names:
             return [each for each in self.experiments.values() if not each.needs]
         if unknown := [name for name in names if name not in self.experiments]:
-            raise ExperimentError(f"RESULTS={unknown[0]}: no such experiment; there are {', '.join(self.experiments)} and {EVERYTHING}")
+            raise ExperimentError(
+                f"RESULTS={unknown[0]}: no such experiment; there are {', '.join(self.experiments)}"
+                f" and {EVERYTHING}"
+            )
         return [self.experiments[name] for name in names]
 
 
@@ -94,7 +125,9 @@ def words(command: str) -> list[str]:
 
 
 def run_dir(command: str) -> str:
-    found = [word.removeprefix("run_dir=") for word in words(command) if word.startswith("run_dir=")]
+    found = [
+        word.removeprefix("run_dir=") for word in words(command) if word.startswith("run_dir=")
+    ]
     if len(found) != 1 or not found[0].startswith("outputs/"):
         raise ExperimentError(f"{command}: needs one run_dir=outputs/...")
     return found[0]
@@ -104,7 +137,9 @@ def read(source: Path = SOURCE) -> Registry:
     document: dict[str, dict[str, Any]] = yaml.safe_load(source.read_text(encoding="utf-8"))
     found = {}
     for name, entry in document.items():
-        entry = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        entry = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
         entry["tables"] = tuple(KeptTable(**each) for each in entry.get("tables", ()))
         found[name] = Experiment(name=name, **entry)
         for command in found[name].commands:

@@ -1,4 +1,6 @@
-"""Tables of a kept report that stand on its experiment's page, with the units that a reader expects."""
+"""Tables of a kept report that stand on its experiment's page, with the units that a reader
+expects.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from pathlib import Path
 from ecrl_cli.report.tables.renderers import markdown_of
 from ecrl_cli.report.tables.table import Column, Table
 
-UNITS = {"ms": 1e3, "%": 1e2, "points": 1e2, "MB": 1e-6}  # of what a CSV holds: seconds, shares, differences of shares, bytes
+# of what a CSV holds: seconds, shares, differences of shares, bytes
+UNITS = {"ms": 1e3, "%": 1e2, "points": 1e2, "MB": 1e-6}
 
 
 @dataclass(frozen=True)
 class KeptTable:
-    """`file`: the CSV, below the experiment's folder. `columns`: what is shown of it, in this order, each with its heading; a heading that ends with
-    a unit of UNITS in parentheses has its values in that unit. `where`: only the rows with these values.
+    """`file`: the CSV, below the experiment's folder. `columns`: what is shown of it, in this
+    order, each with its heading; a heading that ends with a unit of UNITS in parentheses has its
+    values in that unit. `where`: only the rows with these values.
     """
 
     file: str
@@ -27,10 +31,18 @@ class KeptTable:
     def markdown(self, folder: Path) -> list[str]:
         """KeyError: the file has no such column."""
         with (folder / self.file).open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if all(row[name] == value for name, value in self.where.items())]
-        values = {name: [_value(row[name], _unit(heading)) for row in rows] for name, heading in self.columns.items()}
+            rows = [
+                row
+                for row in csv.DictReader(file)
+                if all(row[name] == value for name, value in self.where.items())
+            ]
+        values = {
+            name: [_value(row[name], _unit(heading)) for row in rows]
+            for name, heading in self.columns.items()
+        }
         columns = tuple(
-            Column(heading, "text" if any(isinstance(v, str) for v in values[name]) else "measured") for name, heading in self.columns.items()
+            Column(heading, "text" if any(isinstance(v, str) for v in values[name]) else "measured")
+            for name, heading in self.columns.items()
         )
         table = Table(self.title, columns, tuple(zip(*values.values(), strict=True)))
         return [f"**{self.title}** (`{self.file}`)", "", *markdown_of(table), ""]

@@ -1,6 +1,8 @@
-"""`python -m tests.environments [NAME...]`: the tests that could depend on the machine, in one environment after another, a line with counts each.
+"""`python -m tests.environments [NAME...]`: the tests that could depend on the machine, in one
+environment after another, a line with counts each.
 
-Without names, all of them. What this machine cannot provide is skipped with its reason. Exit code 1 where a test failed.
+Without names, all of them. What this machine cannot provide is skipped with its reason. Exit code 1
+where a test failed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tests.hiding import path_without, python_without
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65534
-# What parts of ECRL and of its tests need and a machine may lack (ecrl_cli/linux/prerequisites.py), by what it is hidden with.
+# What parts of ECRL and of its tests need and a machine may lack (ecrl_cli/linux/prerequisites.py),
+# by what it is hidden with.
 PROGRAMS = {
     "chromium": r"chrom(e|ium)|google-chrome",
     "strace": "strace",
@@ -109,7 +112,8 @@ RUNS = (
     "e2e/test_exact_recovery.py::test_torchrun_gives_the_same_bits_and_a_planned_exit_flushes_first",
     "unit/test_runs_sweep.py",
 )
-# What looks at the machine for something that it may lack, and either does without it or is skipped by name.
+# What looks at the machine for something that it may lack, and either does without it or is skipped
+# by name.
 LOOKING = (
     "contract/test_studies.py",
     "contract/test_prerequisites.py",
@@ -124,7 +128,9 @@ LOOKING = (
     "e2e/test_audit_page.py",
 )
 # Of those, what plans a study: what is missing decides which of its arms can run.
-PLANS = "contract/test_studies.py::test_each_trial_names_its_arm_and_each_arm_that_can_run_has_trials"
+PLANS = (
+    "contract/test_studies.py::test_each_trial_names_its_arm_and_each_arm_that_can_run_has_trials"
+)
 TEXTS = (
     "unit/test_report_markdown.py",
     "unit/test_report_csv_files.py",
@@ -136,9 +142,11 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """`tests`: below tests/. `variables`: added to the environment. `prefix`: words in front of the command. `options`: pytest's.
+    """`tests`: below tests/. `variables`: added to the environment. `prefix`: words in front of the
+    command. `options`: pytest's.
 
-    `why_not`: why this machine does not have it, or nothing. `around`: what is there while the tests run; it may add variables.
+    `why_not`: why this machine does not have it, or nothing. `around`: what is there while the
+    tests run; it may add variables.
     `hidden`: what of HIDEABLE the tests do not see.
     """
 
@@ -157,7 +165,11 @@ def shell(script: str, *more: str) -> tuple[str, ...]:
 
 
 def without_flag(flag: str) -> Callable[[], str]:
-    return lambda: "" if re.search(rf"\b{flag}\b", Path("/proc/cpuinfo").read_text()) else f"the processor has no {flag}"
+    return lambda: (
+        ""
+        if re.search(rf"\b{flag}\b", Path("/proc/cpuinfo").read_text())
+        else f"the processor has no {flag}"
+    )
 
 
 def not_root() -> str:
@@ -167,15 +179,36 @@ def not_root() -> str:
 def nobody_cannot_read() -> str:
     if os.geteuid() != 0:
         return "this is not root already"
-    # In a process of its own: setpriv itself may start an interpreter that the other user cannot reach.
-    again = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import ecrl_cli, tests.conftest, torch'], check=True)"
-    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", again]
+    # In a process of its own: setpriv itself may start an interpreter that the other user cannot
+    # reach.
+    again = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import ecrl_cli,"
+        " tests.conftest, torch'], check=True)"
+    )
+    words = [
+        "setpriv",
+        f"--reuid={NOBODY}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+        sys.executable,
+        "-c",
+        again,
+    ]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return "" if ended.returncode == 0 else f"another user cannot run this interpreter in this checkout ({ended.stderr.strip().splitlines()[-1]})"
+    return (
+        ""
+        if ended.returncode == 0
+        else (
+            "another user cannot run this interpreter in this checkout"
+            f" ({ended.stderr.strip().splitlines()[-1]})"
+        )
+    )
 
 
 def no_onednn(scratch: Path) -> Iterator[dict[str, str]]:
-    """torch has no variable for it: a sitecustomize.py switches it off when torch has been imported, in each process."""
+    """torch has no variable for it: a sitecustomize.py switches it off when torch has been
+    imported, in each process.
+    """
     (scratch / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"
         "class Finder:\n"
@@ -195,7 +228,10 @@ def no_onednn(scratch: Path) -> Iterator[dict[str, str]]:
 
 
 def busy_cores(scratch: Path) -> Iterator[dict[str, str]]:
-    burning = [subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    burning = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
     try:
         yield {}
     finally:
@@ -209,18 +245,31 @@ def without(names: Sequence[str], folder: Path) -> tuple[str, str]:
     path = path_without([PROGRAMS[name] for name in names if name in PROGRAMS], folder / "programs")
     libraries = [library for name in names for library in LIBRARIES.get(name, ())]
     distributions = [each for name in names for each in EXTRAS.get(name, ())]
-    return path, python_without(distributions, libraries, [DEVICES[name] for name in names if name in DEVICES], folder / "python")
+    return path, python_without(
+        distributions,
+        libraries,
+        [DEVICES[name] for name in names if name in DEVICES],
+        folder / "python",
+    )
 
 
 def unprivileged() -> tuple[str, ...]:
-    """Words in front of a command that root runs without the right to mount: what a container takes from it."""
-    return ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin") if os.geteuid() == 0 and shutil.which("setpriv") else ()
+    """Words in front of a command that root runs without the right to mount: what a container takes
+    from it.
+    """
+    return (
+        ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+        if os.geteuid() == 0 and shutil.which("setpriv")
+        else ()
+    )
 
 
 def a_path_with_spaces(scratch: Path) -> Iterator[dict[str, str]]:
     """A copy of the checkout, from which the tests and the package come."""
     copy = scratch / "a path with spaces"
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -236,12 +285,18 @@ def owned_by_nobody(scratch: Path) -> Iterator[dict[str, str]]:
 
 ENVIRONMENTS = {
     "kernels-default": Environment(BITS, {"ATEN_CPU_CAPABILITY": "default"}),
-    "kernels-avx2": Environment(BITS, {"ATEN_CPU_CAPABILITY": "avx2"}, why_not=without_flag("avx2")),
-    "kernels-avx512": Environment(BITS, {"ATEN_CPU_CAPABILITY": "avx512"}, why_not=without_flag("avx512f")),
+    "kernels-avx2": Environment(
+        BITS, {"ATEN_CPU_CAPABILITY": "avx2"}, why_not=without_flag("avx2")
+    ),
+    "kernels-avx512": Environment(
+        BITS, {"ATEN_CPU_CAPABILITY": "avx512"}, why_not=without_flag("avx512f")
+    ),
     "mkl-compatible": Environment(QUICK_BITS, {"MKL_CBWR": "COMPATIBLE"}),
     "mkl-avx2": Environment(QUICK_BITS, {"MKL_CBWR": "AVX2"}, why_not=without_flag("avx2")),
     "mkl-instructions-sse4": Environment(QUICK_BITS, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}),
-    "mkl-instructions-avx2": Environment(QUICK_BITS, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, why_not=without_flag("avx2")),
+    "mkl-instructions-avx2": Environment(
+        QUICK_BITS, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, why_not=without_flag("avx2")
+    ),
     "onednn-sse41": Environment(QUICK_BITS, {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
     "onednn-off": Environment(QUICK_BITS, around=no_onednn),
     "one-core": Environment((*QUICK_BITS, *SIGNALS), prefix=("taskset", "-c", "0")),
@@ -253,22 +308,39 @@ ENVIRONMENTS = {
         why_not=nobody_cannot_read,
         around=owned_by_nobody,
     ),
-    "path-with-spaces": Environment((*FILES, *RUNS, "unit/test_session_guards.py"), around=a_path_with_spaces),
+    "path-with-spaces": Environment(
+        (*FILES, *RUNS, "unit/test_session_guards.py"), around=a_path_with_spaces
+    ),
     "umask-077": Environment((*FILES, *RUNS), prefix=shell("umask 077;")),
     "tiny-shared-memory": Environment(
-        ("unit/test_study_crash_points.py", "unit/test_checkpoint_in_memory.py", "contract/test_launchers.py", "e2e/test_report_page.py"),
+        (
+            "unit/test_study_crash_points.py",
+            "unit/test_checkpoint_in_memory.py",
+            "contract/test_launchers.py",
+            "e2e/test_report_page.py",
+        ),
         prefix=("unshare", "--mount", *shell("mount -t tmpfs -o size=64k tmpfs /dev/shm &&")),
         why_not=not_root,
     ),
     "as-it-is": Environment((PLANS, "unit/test_cli_doctor.py")),
     # As in a container: root, but not allowed to mount.
     "without-optional": Environment(LOOKING, prefix=unprivileged(), hidden=HIDEABLE),
-    **{f"without-{name.replace('/dev/', 'dev-').replace(' ', '-')}": Environment((PLANS,), hidden=(name,)) for name in HIDEABLE},
-    "locale-c": Environment((*TEXTS, *FILES), {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
-    "random-order": Environment((*QUICK_BITS[:-1], *SIGNALS[:-2], *FILES, *TEXTS), options=("--shuffle", "1")),
+    **{
+        f"without-{name.replace('/dev/', 'dev-').replace(' ', '-')}": Environment(
+            (PLANS,), hidden=(name,)
+        )
+        for name in HIDEABLE
+    },
+    "locale-c": Environment(
+        (*TEXTS, *FILES), {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ),
+    "random-order": Environment(
+        (*QUICK_BITS[:-1], *SIGNALS[:-2], *FILES, *TEXTS), options=("--shuffle", "1")
+    ),
 }
 
-# What `.ci/run` runs beside the suite: what looks at the machine, on one that has nothing of all that.
+# What `.ci/run` runs beside the suite: what looks at the machine, on one that has nothing of all
+# that.
 BARE = ("as-it-is", "without-optional", "without-libfuse")
 # What `make test-capabilities` runs in the time that continuous integration has.
 CAPABILITIES = ("kernels-default", "kernels-avx2")
@@ -281,17 +353,48 @@ def run(name: str, quick: bool) -> bool:
         print(f"{name}: skipped: {reason}", flush=True)  # noqa: T201
         return True
     tests = QUICK_BITS if quick else environment.tests
-    with tempfile.TemporaryDirectory(prefix="ecrl-environment-") as folder, surroundings(environment, Path(folder)) as more:
+    with (
+        tempfile.TemporaryDirectory(prefix="ecrl-environment-") as folder,
+        surroundings(environment, Path(folder)) as more,
+    ):
         root = Path(more.get("ECRL_TEST_CHECKOUT", ROOT))
         variables = {**os.environ, **environment.variables, **more}
-        options = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={folder}/tests of this", *environment.options]
+        options = [
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={folder}/tests of this",
+            *environment.options,
+        ]
         python = sys.executable
         if environment.hidden:
             variables["PATH"], python = without(environment.hidden, Path(folder))
-        command = [*environment.prefix, python, "-m", "pytest", *options, *(f"tests/{each}" for each in tests)]
-        ended = subprocess.run(command, cwd=root, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    counted = [line for line in ended.stdout.splitlines() if re.match(r"\d+ (passed|failed|skipped|deselected|error).* in \d", line)]
-    print(f"{name}: {counted[-1] if counted else 'no answer'} ({time.monotonic() - began:.0f} s)", flush=True)  # noqa: T201
+        command = [
+            *environment.prefix,
+            python,
+            "-m",
+            "pytest",
+            *options,
+            *(f"tests/{each}" for each in tests),
+        ]
+        ended = subprocess.run(
+            command,
+            cwd=root,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    counted = [
+        line
+        for line in ended.stdout.splitlines()
+        if re.match(r"\d+ (passed|failed|skipped|deselected|error).* in \d", line)
+    ]
+    answer = f"{counted[-1] if counted else 'no answer'} ({time.monotonic() - began:.0f} s)"
+    print(f"{name}: {answer}", flush=True)  # noqa: T201
     if ended.returncode:
         print(ended.stdout[-20000:] + ended.stderr[-4000:], flush=True)  # noqa: T201
     return ended.returncode == 0
@@ -309,14 +412,27 @@ def surroundings(environment: Environment, folder: Path) -> Iterator[dict[str, s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.environments", description="Run tests in one environment after another.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.environments",
+        description="Run tests in one environment after another.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
-    parser.add_argument("--bare", action="store_true", help=f"what looks at the machine, on one that lacks it: {' and '.join(BARE)}")
-    parser.add_argument("--capabilities", action="store_true", help=f"the quick tests that compare bits, under {' and '.join(CAPABILITIES)}")
+    parser.add_argument(
+        "--bare",
+        action="store_true",
+        help=f"what looks at the machine, on one that lacks it: {' and '.join(BARE)}",
+    )
+    parser.add_argument(
+        "--capabilities",
+        action="store_true",
+        help=f"the quick tests that compare bits, under {' and '.join(CAPABILITIES)}",
+    )
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in ENVIRONMENTS]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(ENVIRONMENTS)}")
-    names = CAPABILITIES if asked.capabilities else BARE if asked.bare else asked.names or ENVIRONMENTS
+    names = (
+        CAPABILITIES if asked.capabilities else BARE if asked.bare else asked.names or ENVIRONMENTS
+    )
     went_well = [run(name, asked.capabilities) for name in names]
     return 0 if all(went_well) else 1
 

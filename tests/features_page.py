@@ -1,4 +1,6 @@
-"""`python -m tests.features_page` writes docs/results/features.md anew from docs/results/features.yaml."""
+"""`python -m tests.features_page` writes docs/results/features.md anew from
+docs/results/features.yaml.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ SOURCE, PAGE = (ROOT / "docs" / "results" / name for name in ("features.yaml", "
 STATES = {
     "shown": "the page, result or test that is named shows it on two cores, without a GPU",
     "partial": "what is missing is said",
-    "not run": "the command is given; it was not run at the published size or on such a machine, or no result is kept",
+    "not run": (
+        "the command is given; it was not run at the published size or on such a machine, or no"
+        " result is kept"
+    ),
     "contradicted": "what was measured here, or the works' own numbers, say otherwise",
     "not built": "why is said",
 }
@@ -34,13 +39,18 @@ Below each stands where in the works it is (`S0 4.1`: section 4.1 of S0). What a
 LIMITS = """The published matrix is kept whole at `scale=cpu` (`docs/results/exp4/`): 80 of 1,600 steps, an eighth of the batch, half the width.
 A test shows that a feature works, not that a published number comes out.
 """
-HEADER = ("| row | what | command | state | where; what is missing or otherwise |", "| --- | --- | --- | --- | --- |")
+HEADER = (
+    "| row | what | command | state | where; what is missing or otherwise |",
+    "| --- | --- | --- | --- | --- |",
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """`place`: work and section. `what`: in a few words. `run`: a key of `Features.commands`, or empty. `see`: paths of the repository, with `::test`
-    after the name of a test file where one test is meant. `note`: what is missing, why, or what is done otherwise."""
+    """`place`: work and section. `what`: in a few words. `run`: a key of `Features.commands`, or
+    empty. `see`: paths of the repository, with `::test` after the name of a test file where one
+    test is meant. `note`: what is missing, why, or what is done otherwise.
+    """
 
     id: str
     place: str
@@ -78,7 +88,13 @@ class Features:
 def features() -> Features:
     document = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))
     parts = tuple(
-        Part(part["title"], tuple(Section(section["title"], tuple(map(_row, section["rows"]))) for section in part["sections"]))
+        Part(
+            part["title"],
+            tuple(
+                Section(section["title"], tuple(map(_row, section["rows"])))
+                for section in part["sections"]
+            ),
+        )
         for part in document["parts"]
     )
     return Features(document["works"], document["commands"], parts)
@@ -94,7 +110,16 @@ def rendered(found: Features) -> str:
     works = [f"- {key}: {title}" for key, title in found.works.items()]
     counts = Counter(row.state for row in found.rows)
     states = [f"| {state} | {counts[state]} | {meaning} |" for state, meaning in STATES.items()]
-    lines = [LEAD, *works, "", "| state | rows | meaning |", "| --- | ---: | --- |", *states, "", LIMITS]
+    lines = [
+        LEAD,
+        *works,
+        "",
+        "| state | rows | meaning |",
+        "| --- | ---: | --- |",
+        *states,
+        "",
+        LIMITS,
+    ]
     for part in found.parts:
         lines += [f"## {part.title}", ""]
         for section in part.sections:

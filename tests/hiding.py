@@ -1,7 +1,9 @@
-"""Hides programs, libraries, devices and packages from a Python and all that it starts, as on a machine that does not have them. No root needed.
+"""Hides programs, libraries, devices and packages from a Python and all that it starts, as on a
+machine that does not have them. No root needed.
 
-Programs: a PATH of links to all others. Packages: a virtual environment of links to all others. Libraries and devices: each Python that starts
-there answers `ctypes.util.find_library`, `os.stat` and `os.open` as if they were not there.
+Programs: a PATH of links to all others. Packages: a virtual environment of links to all others.
+Libraries and devices: each Python that starts there answers `ctypes.util.find_library`, `os.stat`
+and `os.open` as if they were not there.
 """
 
 from __future__ import annotations
@@ -53,8 +55,12 @@ def path_without(patterns: Iterable[str], folder: Path) -> str:
     return str(folder)
 
 
-def python_without(distributions: Iterable[str], libraries: Iterable[str], devices: Iterable[str], folder: Path) -> str:
-    """A Python, made in `folder`, that has all packages of this one but `distributions`, and does not see the libraries and devices."""
+def python_without(
+    distributions: Iterable[str], libraries: Iterable[str], devices: Iterable[str], folder: Path
+) -> str:
+    """A Python, made in `folder`, that has all packages of this one but `distributions`, and does
+    not see the libraries and devices.
+    """
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     (own,) = folder.glob("lib/python*/site-packages")
     hidden = {name for each in distributions for name in _top_levels(each)}
@@ -70,13 +76,17 @@ def python_without(distributions: Iterable[str], libraries: Iterable[str], devic
         elif not place.is_relative_to(sys.base_prefix) and place.is_dir():
             paths.append(place)  # of packages that are used where they are written
     (own / "paths.pth").write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
-    (own / "blind.py").write_text(_BLIND.format(libraries=tuple(libraries), devices=tuple(devices)), encoding="utf-8")
+    (own / "blind.py").write_text(
+        _BLIND.format(libraries=tuple(libraries), devices=tuple(devices)), encoding="utf-8"
+    )
     (own / "blind.pth").write_text("import blind\n", encoding="utf-8")
     return str(folder / "bin" / "python")
 
 
 def _top_levels(name: str) -> set[str]:
-    """What a distribution has put beside others: its packages and its metadata. Nothing where it is not installed."""
+    """What a distribution has put beside others: its packages and its metadata. Nothing where it is
+    not installed.
+    """
     try:
         files = distribution(name).files or []
     except PackageNotFoundError:

@@ -1,7 +1,9 @@
-"""`ecrl` inside the test's own process: the code path of the command, without a new interpreter for it, and with one zygote for all runs of this
-process, as the runs of one sweep have it. Importing torch takes the zygote seconds, a run of a few steps does not.
+"""`ecrl` inside the test's own process: the code path of the command, without a new interpreter for
+it, and with one zygote for all runs of this process, as the runs of one sweep have it. Importing
+torch takes the zygote seconds, a run of a few steps does not.
 
-For tests of what becomes of a run. Those of the command as a process (signals, its death, what a planted bug changes in it) start one.
+For tests of what becomes of a run. Those of the command as a process (signals, its death, what a
+planted bug changes in it) start one.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.supervision.launch import launcher
 from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache
 
-_ENVIRONMENT = dict(os.environ)  # of the session: what a test sets is not for the runs of the tests after it
+# of the session: what a test sets is not for the runs of the tests after it
+_ENVIRONMENT = dict(os.environ)
 
 
 class SharedLaunchers(LauncherCache):
-    """Outlives each command; `end` ends it. `variables` are added to the environment of what it starts."""
+    """Outlives each command; `end` ends it. `variables` are added to the environment of what it
+    starts.
+    """
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -45,15 +50,20 @@ class SharedLaunchers(LauncherCache):
 SHARED = SharedLaunchers()
 
 
-def ecrl_in_process(folder: Path, *arguments: str, check: int | None = 0, launchers: SharedLaunchers = SHARED) -> subprocess.CompletedProcess[str]:
-    """Run `ecrl ARGS...` in `folder`; gives its exit code and text as `run_ecrl` does. `check`: the exit code that is due."""
+def ecrl_in_process(
+    folder: Path, *arguments: str, check: int | None = 0, launchers: SharedLaunchers = SHARED
+) -> subprocess.CompletedProcess[str]:
+    """Run `ecrl ARGS...` in `folder`; gives its exit code and text as `run_ecrl` does. `check`: the
+    exit code that is due.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(hydra_jobs, "LauncherCache", lambda: launchers),
-        mock.patch.object(launcher, "LauncherCache", lambda: launchers),  # imported where it is used
+        # imported where it is used
+        mock.patch.object(launcher, "LauncherCache", lambda: launchers),
     ):
         code = main(arguments)
     if check is not None:

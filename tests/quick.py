@@ -1,6 +1,8 @@
-"""`make quick`, for every change: `python -m tests.quick [pytest's options]` runs QUICK, the files whose tests start no process and import no torch.
+"""`make quick`, for every change: `python -m tests.quick [pytest's options]` runs QUICK, the files
+whose tests start no process and import no torch.
 
-A guard holds them to it: a test of QUICK that does either fails, and says so. Put it into another file then, or the file out of QUICK.
+A guard holds them to it: a test of QUICK that does either fails, and says so. Put it into another
+file then, or the file out of QUICK.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}  # audit events (docs.python.org, audit_events)
+# audit events (docs.python.org, audit_events)
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}
 REFUSED = "a quick test must not {}: see tests/quick.py"
 QUICK = (
     "contract/test_verify_boundaries.py",
@@ -100,14 +103,24 @@ _refused: list[str] = []
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """From here on, collecting included, in each process that runs tests; a hook cannot be taken away again."""
-    starts_workers = session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput")
+    """From here on, collecting included, in each process that runs tests; a hook cannot be taken
+    away again.
+    """
+    starts_workers = session.config.getoption("numprocesses", None) and not hasattr(
+        session.config, "workerinput"
+    )
     if not starts_workers:
         sys.addaudithook(_guard)
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
-    what = f"start a process ({event})" if event in STARTS else "import torch" if event == "import" and arguments[0] == "torch" else ""
+    what = (
+        f"start a process ({event})"
+        if event in STARTS
+        else "import torch"
+        if event == "import" and arguments[0] == "torch"
+        else ""
+    )
     if what:
         _refused.append(REFUSED.format(what))
         pytest.fail(_refused[-1])
@@ -125,7 +138,20 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 def main(options: list[str]) -> int:
     files = [f"tests/{name}" for name in QUICK]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.quick", "-n", "2", "--dist", "loadfile", *options, *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.quick",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        *options,
+        *files,
+    ]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -1,7 +1,9 @@
-"""`python3 tests/readme.py`: runs the README's first block of commands as it stands, one after another, in this checkout.
+"""`python3 tests/readme.py`: runs the README's first block of commands as it stands, one after
+another, in this checkout.
 
-For continuous integration, before anything optional is installed; with the standard library alone, as there is no environment yet. The exit code is
-that of the first command that fails; those after it are not run. What the suite's own runs are helped with is taken from the environment.
+For continuous integration, before anything optional is installed; with the standard library alone,
+as there is no environment yet. The exit code is that of the first command that fails; those after
+it are not run. What the suite's own runs are helped with is taken from the environment.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def main() -> int:
     environment = {name: value for name, value in os.environ.items() if name not in HELPS}
     for command in commands((folder / "README.md").read_text(encoding="utf-8")):
         began = time.monotonic()
-        code = subprocess.run(["sh", "-c", command], cwd=folder, env=environment, check=False).returncode
+        code = subprocess.run(
+            ["sh", "-c", command], cwd=folder, env=environment, check=False
+        ).returncode
         sys.stdout.write(f"README: {command}: exit {code} after {time.monotonic() - began:.0f} s\n")
         sys.stdout.flush()
         if code:

@@ -1,7 +1,9 @@
-"""Ends what an interrupted test run leaves: `python -I -S reaper.py PID MARK FOLDER` waits until process PID is gone, then kills every
-process that was started below it and removes FOLDER. However PID ends, SIGKILL included. Standard library only.
+"""Ends what an interrupted test run leaves: `python -I -S reaper.py PID MARK FOLDER` waits until
+process PID is gone, then kills every process that was started below it and removes FOLDER. However
+PID ends, SIGKILL included. Standard library only.
 
-Each pytest session puts a mark of its own into its environment, which everything that it starts inherits, and by which this finds it again.
+Each pytest session puts a mark of its own into its environment, which everything that it starts
+inherits, and by which this finds it again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-RUNNING = "ECRL_TEST_RUNNING"  # environment variable: the folder in which a test leaves its name while it runs
+# environment variable: the folder in which a test leaves its name while it runs
+RUNNING = "ECRL_TEST_RUNNING"
 CLEANUP_S = 3.0  # for what ends by itself, and removes its files, when who started it is gone
 PATIENCE_S = 10.0
 
@@ -26,7 +29,11 @@ def marked(mark: str) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             lives = b") Z " not in (folder / "stat").read_bytes()
-            if lives and entry in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+            if (
+                lives
+                and entry in (folder / "environ").read_bytes().split(b"\0")
+                and int(folder.name) != os.getpid()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -59,10 +66,13 @@ def until_none(look: Callable[[], list[int]], seconds: float) -> bool:
 
 
 def end_all(mark: str) -> None:
-    """Workers first: what they started and what cleans up when they are gone has CLEANUP_S for it."""
+    """Workers first: what they started and what cleans up when they are gone has CLEANUP_S for
+    it.
+    """
     kill([pid for pid in marked(mark) if is_worker(pid)])
     if not until_none(lambda: marked(mark), CLEANUP_S):
-        until_none(lambda: kill(found := marked(mark)) or found, PATIENCE_S)  # again and again: one may just be starting another
+        # again and again: one may just be starting another
+        until_none(lambda: kill(found := marked(mark)) or found, PATIENCE_S)
 
 
 def main(pid: int, mark: str, folder: str) -> None:

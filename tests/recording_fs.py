@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """One mutating call: its name, its path (of a rename the source), the target, and the bytes written."""
+    """One mutating call: its name, its path (of a rename the source), the target, and the bytes
+    written.
+    """
 
     name: str
     path: Path

@@ -1,4 +1,5 @@
-"""Draws the pictures of report pages that the documents show: `python -m tests.screenshots NAME FOLDER...` writes docs/NAME.png.
+"""Draws the pictures of report pages that the documents show: `python -m tests.screenshots NAME
+FOLDER...` writes docs/NAME.png.
 
 The page is that of `ecrl report FOLDER...`, opened in Chromium; what is kept is its beginning.
 """
@@ -42,7 +43,9 @@ def main() -> int:
     if CHROMIUM is None:
         sys.exit(f"screenshots: {lacking('chromium')}")
     with tempfile.TemporaryDirectory() as scratch:
-        (DOCS / f"{options.name}.png").write_bytes(draw(report(options.folders, Path(scratch) / "report").page, options.height))
+        (DOCS / f"{options.name}.png").write_bytes(
+            draw(report(options.folders, Path(scratch) / "report").page, options.height)
+        )
     return 0
 
 

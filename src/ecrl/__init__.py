@@ -1,7 +1,8 @@
-"""Record a training job so that `ecrl audit` can judge it. Standard library only; does nothing unless a recording is asked for.
+"""Record a training job so that `ecrl audit` can judge it. Standard library only; does nothing
+unless a recording is asked for.
 
-A job needs none of this: `ecrl audit -- COMMAND` records by itself. A job whose steps the recorder cannot see (an optimizer that is no
-torch.optim.Optimizer, say) tells of them itself:
+A job needs none of this: `ecrl audit -- COMMAND` records by itself. A job whose steps the recorder
+cannot see (an optimizer that is no torch.optim.Optimizer, say) tells of them itself:
 
     import ecrl
     rec = ecrl.session()
@@ -11,8 +12,8 @@ torch.optim.Optimizer, say) tells of them itself:
 
 `ecrl.session()` writes where `ECRL_RECORD` names a folder, and is a no-op otherwise.
 
-`ecrl.load("outputs/mine")` is the other direction: recorded runs as pandas DataFrames (docs/data.md). It needs ECRL itself and what ECRL depends on,
-which are imported when it is called.
+`ecrl.load("outputs/mine")` is the other direction: recorded runs as pandas DataFrames
+(docs/data.md). It needs ECRL itself and what ECRL depends on, which are imported when it is called.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ class Session:
     def active(self) -> bool:
         return self._recording is not None
 
-    def step(self, step: int, loss: Any = None, samples: Optional[Iterable[int]] = None, **more: Any) -> None:
-        """One optimizer step is done: its number (from 1), its loss and the ids of its samples on this rank, in order.
+    def step(
+        self, step: int, loss: Any = None, samples: Optional[Iterable[int]] = None, **more: Any
+    ) -> None:
+        """One optimizer step is done: its number (from 1), its loss and the ids of its samples on
+        this rank, in order.
 
-        `more`: anything JSON can hold, such as `lr`, or digests of the state by the names of docs/recording.md (`params`, `optimizer`, `rng`).
+        `more`: anything JSON can hold, such as `lr`, or digests of the state by the names of
+        docs/recording.md (`params`, `optimizer`, `rng`).
         """
         if self._recording is None:
             return
@@ -50,7 +55,9 @@ class Session:
         self._recording.declared_step(int(step), losses, ids, more)
 
     def watch(self, model: Any = None, optimizer: Any = None, **modules: Any) -> None:
-        """Name what the state consists of, where it cannot be found by itself: `model`, `optimizer`, and others by name (`ema=...`)."""
+        """Name what the state consists of, where it cannot be found by itself: `model`,
+        `optimizer`, and others by name (`ema=...`).
+        """
         if self._recording is not None:
             self._recording.watch(model, optimizer, modules)
 
@@ -71,11 +78,14 @@ def session() -> Session:
 
 
 def load(*folders: Any, judge: bool = True) -> "Results":
-    """Runs as DataFrames: `.runs`, `.steps`, `.checkpoints`, `.restarts`, `.recoveries`, `.verdicts`, `.effects`. Nothing is written.
+    """Runs as DataFrames: `.runs`, `.steps`, `.checkpoints`, `.restarts`, `.recoveries`,
+    `.verdicts`, `.effects`. Nothing is written.
 
-    `folders`: run directories and sweep folders, as text or Path. `judge=False`: verdicts on file only.
+    `folders`: run directories and sweep folders, as text or Path. `judge=False`: verdicts on file
+    only.
     """
-    from ecrl_cli.report.frames import load as load_frames  # the recorder itself needs nothing but the standard library
+    # the recorder itself needs nothing but the standard library
+    from ecrl_cli.report.frames import load as load_frames
 
     return load_frames(folders, judge)
 

@@ -1,7 +1,9 @@
-"""Recording from within a framework: where the recorder cannot come in by PYTHONPATH (`python -I`, a frozen environment, a launcher that clears it).
+"""Recording from within a framework: where the recorder cannot come in by PYTHONPATH (`python -I`,
+a frozen environment, a launcher that clears it).
 
-Each does nothing unless ECRL_RECORD names a folder; the framework is imported when its adapter is made. Those of transformers and Accelerate say when
-a checkpoint is complete, those of Lightning and transformers which model is trained; everything else is seen by the hooks, as in `ecrl audit`.
+Each does nothing unless ECRL_RECORD names a folder; the framework is imported when its adapter is
+made. Those of transformers and Accelerate say when a checkpoint is complete, those of Lightning and
+transformers which model is trained; everything else is seen by the hooks, as in `ecrl audit`.
 
     lightning.Trainer(callbacks=[ecrl.adapters.lightning_callback()])
     transformers.Trainer(..., callbacks=[ecrl.adapters.trainer_callback()])
@@ -21,7 +23,9 @@ __all__ = ["begin", "lightning_callback", "recorded", "trainer_callback"]
 
 
 def begin(model: Any = None, optimizer: Any = None) -> Session:
-    """Hook torch in this process, if a recording is asked for and nobody has, and name what is trained."""
+    """Hook torch in this process, if a recording is asked for and nobody has, and name what is
+    trained.
+    """
     if os.environ.get(FOLDER):
         from ecrl.hooks import install
 
@@ -59,7 +63,9 @@ def trainer_callback() -> Any:
 
 
 def recorded(accelerator: Any) -> Any:
-    """The `accelerate.Accelerator` itself, whose `save_state` and `load_state` are on record. Its models are found by their parameters."""
+    """The `accelerate.Accelerator` itself, whose `save_state` and `load_state` are on record. Its
+    models are found by their parameters.
+    """
     save = accelerator.save_state
 
     @functools.wraps(save)

@@ -1,4 +1,6 @@
-"""Digests of tensors, batches and generators: equal for equal bits, in order; they draw no random number and change nothing."""
+"""Digests of tensors, batches and generators: equal for equal bits, in order; they draw no random
+number and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ try:  # the fastest that the job's environment has
 
     def _new() -> Any:
         return xxhash.xxh3_128()
+
 except ImportError:
     try:
         import blake3
@@ -28,6 +31,7 @@ except ImportError:
 
         def _new() -> Any:
             return blake3.blake3()
+
     except ImportError:
         NAME = "blake2b_128/v6"
 
@@ -35,7 +39,8 @@ except ImportError:
             return hashlib.blake2b(digest_size=16)
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of a function or an object without a repr: another in each process
+# of a function or an object without a repr: another in each process
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 PIECE = 4 * 2**20  # bytes of a tensor that are hashed as one; smaller tensors are hashed in a row
 MOST_FORWARDS = 64  # of one step that are on record one by one
 BATCH = 64 * 2**20  # bytes of pieces at once: what comes from a GPU is copied
@@ -43,8 +48,10 @@ WORTH_THREADS = 8 * 2**20  # bytes; below that, starting threads costs more than
 
 
 def of_named(pairs: Iterable[Tuple[str, Any]]) -> str:
-    """Hex digest of named values: tensors by dtype, shape and bytes, everything else by its repr. Tensors of a piece and more go in by the digests of
-    their pieces, which the cores that are this process's share; the digest does not depend on how many those are."""
+    """Hex digest of named values: tensors by dtype, shape and bytes, everything else by its repr.
+    Tensors of a piece and more go in by the digests of their pieces, which the cores that are this
+    process's share; the digest does not depend on how many those are.
+    """
     digest = _new()
     pieces: List[Any] = []
     for name, value in pairs:
@@ -70,7 +77,12 @@ def _feed(digest: Any, value: Any) -> Any:
         digest.update(data)
         return b""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:  # repr abridges an array
+    # repr abridges an array
+    if (
+        numpy is not None
+        and isinstance(value, (numpy.ndarray, numpy.generic))
+        and not value.dtype.hasobject
+    ):
         digest.update(("%s%s" % (value.dtype, value.shape)).encode())
         digest.update(value.tobytes())
     else:
@@ -79,7 +91,9 @@ def _feed(digest: Any, value: Any) -> Any:
 
 
 def _each(pieces: List[Any]) -> List[bytes]:
-    """The digest of each. The threads live only here: a job that forks its loader's workers then has no more than before."""
+    """The digest of each. The threads live only here: a job that forks its loader's workers then
+    has no more than before.
+    """
     found: List[bytes] = [b""] * len(pieces)
     count = min(_cores(), len(pieces)) if sum(map(len, pieces)) >= WORTH_THREADS else 1
 
@@ -89,7 +103,9 @@ def _each(pieces: List[Any]) -> List[bytes]:
             digest.update(pieces[number])
             found[number] = digest.digest()
 
-    helpers = [threading.Thread(target=work, args=(first,), daemon=True) for first in range(1, count)]
+    helpers = [
+        threading.Thread(target=work, args=(first,), daemon=True) for first in range(1, count)
+    ]
     for helper in helpers:
         helper.start()
     work(0)
@@ -99,8 +115,12 @@ def _each(pieces: List[Any]) -> List[bytes]:
 
 
 def _cores() -> int:
-    """How many cores are this process's: those that it may use, among the ranks of this machine; at most 4."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores are this process's: those that it may use, among the ranks of this machine; at
+    most 4.
+    """
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, min(4, usable // max(1, int(ranks) if ranks.isdigit() else 1)))
 
@@ -108,24 +128,32 @@ def _cores() -> int:
 def tensor_bytes(value: Any) -> Any:
     """The bytes of a tensor in C order; of a sharded one those of this rank's shard."""
     torch = sys.modules["torch"]
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.dtype in (torch.float32, torch.int64, torch.uint8) and value.is_cpu:
+    if (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.dtype in (torch.float32, torch.int64, torch.uint8)
+        and value.is_cpu
+    ):
         plain = value.detach() if value.requires_grad else value
         if plain.is_contiguous() and not plain.is_neg():
             return plain.numpy().data.cast("B") if plain.numel() else b""  # most tensors: no copy
     local = value.to_local() if hasattr(value, "to_local") else value
     with torch.no_grad():
-        local = local.detach().resolve_conj().resolve_neg()  # both are marks on a tensor, and its bytes are others
+        # both are marks on a tensor, and its bytes are others
+        local = local.detach().resolve_conj().resolve_neg()
         flat = local.to("cpu").contiguous().reshape(-1)
         if flat.numel() == 0:
             return b""
-        if flat.stride() != (1,):  # of a single element any stride is contiguous, and only 1 can be viewed as bytes
+        # of a single element any stride is contiguous, and only 1 can be viewed as bytes
+        if flat.stride() != (1,):
             flat = flat.new_empty(flat.shape).copy_(flat)
         return flat.view(torch.uint8).numpy().data
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
-    """Every leaf of a batch with its path: dictionaries by sorted key, lists and tuples in order, sets sorted, objects whose repr is that of `object`
-    (it holds an address, another in each process) or of a dataclass (it abridges its tensors) by their attributes."""
+    """Every leaf of a batch with its path: dictionaries by sorted key, lists and tuples in order,
+    sets sorted, objects whose repr is that of `object` (it holds an address, another in each
+    process) or of a dataclass (it abridges its tensors) by their attributes.
+    """
     if _is_tensor(value):
         yield path, value
     elif isinstance(value, dict):
@@ -139,7 +167,11 @@ def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
             yield from tensors_in(item, "%s.%s" % (path, key))
     elif isinstance(value, (set, frozenset)):
         yield path, sorted(map(repr, value))
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and (_addressed(value) or hasattr(value, "__dataclass_fields__")):
+    elif (
+        hasattr(value, "__dict__")
+        and not isinstance(value, type)
+        and (_addressed(value) or hasattr(value, "__dataclass_fields__"))
+    ):
         yield path, type(value).__qualname__
         yield from tensors_in(vars(value), path)
     else:
@@ -156,31 +188,43 @@ def _addressed(value: Any) -> bool:
 
 
 def rows(leaves: List[Tuple[str, Any]]) -> Optional[List[str]]:
-    """A short digest of each sample of a batch (`tensors_in`), where all its tensors have the same first dimension; else None."""
+    """A short digest of each sample of a batch (`tensors_in`), where all its tensors have the same
+    first dimension; else None.
+    """
     import torch
 
     tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
     counts = {leaf.shape[0] if leaf.dim() else -1 for _, leaf in tensors}
     if len(counts) != 1 or -1 in counts:
         return None
-    return [of_named((path, leaf[row]) for path, leaf in tensors)[:16] for row in range(counts.pop())]
+    return [
+        of_named((path, leaf[row]) for path, leaf in tensors)[:16] for row in range(counts.pop())
+    ]
 
 
-_known: Dict[str, Tuple[bytes, str]] = {}  # the last state of each generator, and its digest: few change in every step
+# the last state of each generator, and its digest: few change in every step
+_known: Dict[str, Tuple[bytes, str]] = {}
 _python_state: Optional[Callable[[], bytes]] = None
 _numpy_state: Optional[Callable[[], bytes]] = None
 
 
 def generators() -> Dict[str, str]:
-    """Of this process's generators: `rng`: torch's on the CPU and on each CUDA device in use; `rng_python`; `rng_numpy`."""
+    """Of this process's generators: `rng`: torch's on the CPU and on each CUDA device in use;
+    `rng_python`; `rng_numpy`.
+    """
     global _python_state, _numpy_state
     torch = sys.modules["torch"]
     torch_state = torch.default_generator.get_state().numpy().tobytes()
     if torch.cuda.is_initialized():
-        torch_state = b"".join([torch_state, *(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())])
+        torch_state = b"".join(
+            [torch_state, *(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())]
+        )
     if _python_state is None:
         _python_state = _reader_of_python()
-    found = {"rng": _of_state("rng", torch_state), "rng_python": _of_state("rng_python", _python_state())}
+    found = {
+        "rng": _of_state("rng", torch_state),
+        "rng_python": _of_state("rng_python", _python_state()),
+    }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if _numpy_state is None:
@@ -198,19 +242,26 @@ def _of_state(name: str, state: bytes) -> str:
     return known[1]
 
 
-# Python and numpy take 10 to 40 us to hand out the state of their Mersenne twister, which is 2.5 KB in memory. Where it is found as they hand it out,
-# it is read there.
+# Python and numpy take 10 to 40 us to hand out the state of their Mersenne twister, which is 2.5 KB
+# in memory. Where it is found as they hand it out, it is read there.
 
 
 def _reader_of_python() -> Callable[[], bytes]:
     layout, generator = struct.Struct("i624I"), cast(Any, random)._inst
     address = id(generator) + object.__basicsize__
     state = random.getstate()[1]
-    whole = sys.implementation.name == "cpython" and type(generator).__basicsize__ >= object.__basicsize__ + layout.size
+    whole = (
+        sys.implementation.name == "cpython"
+        and type(generator).__basicsize__ >= object.__basicsize__ + layout.size
+    )
     if whole:
         there = (ctypes.c_char * layout.size).from_address(address)
         if there.raw == layout.pack(state[624], *state[:624]):
-            return lambda: there.raw if generator.gauss_next is None else there.raw + repr(generator.gauss_next).encode()
+            return lambda: (
+                there.raw
+                if generator.gauss_next is None
+                else there.raw + repr(generator.gauss_next).encode()
+            )
     return lambda: repr(random.getstate()).encode()
 
 
@@ -232,7 +283,11 @@ def parameters(optimizers: Iterable[Any]) -> str:
 
 
 def buffers(models: Iterable[Any]) -> str:
-    return of_named(("%d.%s" % (index, name), value) for index, model in enumerate(models) for name, value in model.named_buffers())
+    return of_named(
+        ("%d.%s" % (index, name), value)
+        for index, model in enumerate(models)
+        for name, value in model.named_buffers()
+    )
 
 
 def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:
@@ -249,16 +304,23 @@ def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:
 
 
 def watched(named: Dict[str, Any]) -> Dict[str, str]:
-    """Of each thing that the job watches by name, besides its model and its optimizer: what has a state_dict, else its tensors."""
+    """Of each thing that the job watches by name, besides its model and its optimizer: what has a
+    state_dict, else its tensors.
+    """
     found = {}
     for name in sorted(named):
         if name not in ("model", "optimizer"):
             value = named[name]
-            found[name] = of_named(tensors_in(value.state_dict() if callable(getattr(value, "state_dict", None)) else value))
+            found[name] = of_named(
+                tensors_in(
+                    value.state_dict() if callable(getattr(value, "state_dict", None)) else value
+                )
+            )
     return found
 
 
-# By optimizers (ids), the last names and values, where none of them can change in place, and their digest.
+# By optimizers (ids), the last names and values, where none of them can change in place, and their
+# digest.
 _settings: Dict[Tuple[int, ...], Tuple[List[Any], str]] = {}
 
 
@@ -282,7 +344,13 @@ def settings(optimizers: Iterable[Any]) -> str:
         for key in sorted(group)
         if key != "params"
     )
-    constant = all(_constant(group[key]) for optimizer in optimizers for group in optimizer.param_groups for key in group if key != "params")
+    constant = all(
+        _constant(group[key])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for key in group
+        if key != "params"
+    )
     if len(_settings) > 4096:
         _settings.clear()
     _settings[key_of] = (values, digest) if constant else ([], "")
@@ -290,7 +358,11 @@ def settings(optimizers: Iterable[Any]) -> str:
 
 
 def _constant(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str)) or (isinstance(value, tuple) and all(_constant(item) for item in value))
+    return (
+        value is None
+        or isinstance(value, (bool, int, float, str))
+        or (isinstance(value, tuple) and all(_constant(item) for item in value))
+    )
 
 
 def _numbered(optimizers: Iterable[Any]) -> Iterator[Tuple[Tuple[int, int, int], Any]]:
@@ -301,15 +373,17 @@ def _numbered(optimizers: Iterable[Any]) -> Iterator[Tuple[Tuple[int, int, int],
 
 
 def entering(args: Any, kwargs: Any) -> Optional[str]:
-    """The digest of the tensors that enter, but for what a gradient flows through: that is no input but
-    the model's own work (logits on their way into a loss). None where nothing enters."""
+    """The digest of the tensors that enter, but for what a gradient flows through: that is no input
+    but the model's own work (logits on their way into a loss). None where nothing enters.
+    """
     torch = sys.modules["torch"]
     if not torch.is_grad_enabled():
         return None
     try:
         leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if not pair[1].requires_grad]
         return of_named(leaves) if leaves else None
-    except Exception:  # tensors without elements of their own: inside torch.func, while tracing, sparse ones
+    except Exception:
+        # tensors without elements of their own: inside torch.func, while tracing, sparse ones
         return None
 
 
@@ -323,7 +397,13 @@ def _tensors_at(value: Any, path: str, depth: int) -> Iterator[Tuple[str, Any]]:
     elif depth and isinstance(value, dict):
         for key in sorted(value, key=str):
             yield from _tensors_at(value[key], "%s.%s" % (path, key), depth - 1)
-    elif depth and hasattr(value, "__dict__") and not isinstance(value, type) and not hasattr(value, "_modules") and not callable(value):
+    elif (
+        depth
+        and hasattr(value, "__dict__")
+        and not isinstance(value, type)
+        and not hasattr(value, "_modules")
+        and not callable(value)
+    ):
         yield from _tensors_at(vars(value), path, depth - 1)
 
 
@@ -332,4 +412,7 @@ def shortened(entered: List[str]) -> List[str]:
     if len(entered) <= MOST_FORWARDS:
         return entered
     earlier = entered[: -MOST_FORWARDS + 1]
-    return [of_named((str(number), text) for number, text in enumerate(earlier)), *entered[-MOST_FORWARDS + 1 :]]
+    return [
+        of_named((str(number), text) for number, text in enumerate(earlier)),
+        *entered[-MOST_FORWARDS + 1 :],
+    ]

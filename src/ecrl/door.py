@@ -1,7 +1,7 @@
 """What enters the model: the tensors of each outermost forward pass in training.
 
-A job that has no DataLoader (a replay memory, batches cut out of an array) is known by them, and so is
-whatever happens to a batch between its loader and the model.
+A job that has no DataLoader (a replay memory, batches cut out of an array) is known by them, and so
+is whatever happens to a batch between its loader and the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _own = threading.local()
 
 
 def patch_module_call(module: Any) -> None:
-    """Follow `torch.nn.Module.__call__`: the outermost call of each thread, where gradients are computed."""
+    """Follow `torch.nn.Module.__call__`: the outermost call of each thread, where gradients are
+    computed.
+    """
     original = module.Module.__call__
     compiling = compiling_test()
 
@@ -36,6 +38,8 @@ def patch_module_call(module: Any) -> None:
 
 
 def compiling_test() -> Any:
-    """torch's own test of whether a function is being compiled, which its compiler knows to be true."""
+    """torch's own test of whether a function is being compiled, which its compiler knows to be
+    true.
+    """
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)

@@ -1,4 +1,6 @@
-"""Planned failures inside the job: at one step, of one rank, in one attempt, at one moment; each at most once."""
+"""Planned failures inside the job: at one step, of one rank, in one attempt, at one moment; each at
+most once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from ecrl.recording import Recording
 
 PLAN = "ECRL_STRIKES"
 MOMENTS = ("before", "backward", "optimizer", "save")
-POINTS = ("before", "empty", "torn", "after")  # of one file of a save: before it is opened or named, emptied, half written, written
+# of one file of a save: before it is opened or named, emptied, half written, written
+POINTS = ("before", "empty", "torn", "after")
 EXIT_CODE = 66
 
 
@@ -47,16 +50,19 @@ ACTS: Dict[str, Callable[[], None]] = {
 
 
 class Faults:
-    """`entries`: {kind, step, moment, rank, index, point}. Steps are of the whole job: an attempt that goes on after step s begins with s + 1.
+    """`entries`: {kind, step, moment, rank, index, point}. Steps are of the whole job: an attempt
+    that goes on after step s begins with s + 1.
 
-    `point` (of the moment save): FILE:HOW, where in a save. FILE is a path below the arm's folder, or its last part; * stands for anything, # for
-    digits. HOW is one of POINTS. Such a failure happens in the first save from `step` on that has the file.
+    `point` (of the moment save): FILE:HOW, where in a save. FILE is a path below the arm's folder,
+    or its last part; * stands for anything, # for digits. HOW is one of POINTS. Such a failure
+    happens in the first save from `step` on that has the file.
     """
 
     def __init__(self, recording: Recording, entries: List[Dict[str, Any]]) -> None:
         self._recording, self._entries = recording, entries
         self.offset = 0  # the step after which this attempt goes on
-        self.look: Optional[Callable[[], None]] = None  # whether files that were opened for writing are closed; set where there are any
+        # whether files that were opened for writing are closed; set where there are any
+        self.look: Optional[Callable[[], None]] = None
 
     @classmethod
     def from_environment(cls, recording: Recording) -> "Faults":
@@ -65,20 +71,30 @@ class Faults:
         except ValueError:
             entries = []
         due = [entry for entry in entries if entry.get("attempt", 0) <= recording.attempt]
-        # A job that restarts itself may lose an attempt to something else: what did not happen in it happens in the next one.
+        # A job that restarts itself may lose an attempt to something else: what did not happen in
+        # it happens in the next one.
         late = any(entry.get("attempt", 0) < recording.attempt for entry in due)
         carried_out = _carried_out(recording) if late else set()
         return cls(recording, [entry for entry in due if entry.get("index", 0) not in carried_out])
 
     def resumed_after(self, state: Dict[str, Dict[str, str]]) -> Optional[int]:
-        """The step of an earlier attempt after which the optimizers' parameters and states were these; None where none has them on record, or this is
-        the first. Of several the one that has most of them, and of those the last."""
+        """The step of an earlier attempt after which the optimizers' parameters and states were
+        these; None where none has them on record, or this is the first. Of several the one that has
+        most of them, and of those the last.
+        """
         if self._recording.attempt == 0:
             return None
         found: List[Tuple[int, int]] = []
         for step, earlier in self._earlier():
-            alike = sum(parts[key] == earlier.get(name, {}).get(key) for name, parts in state.items() for key in ("params", "optimizer"))
-            if any(parts["params"] == earlier.get(name, {}).get("params") for name, parts in state.items()):
+            alike = sum(
+                parts[key] == earlier.get(name, {}).get(key)
+                for name, parts in state.items()
+                for key in ("params", "optimizer")
+            )
+            if any(
+                parts["params"] == earlier.get(name, {}).get("params")
+                for name, parts in state.items()
+            ):
                 found.append((alike, step))
         if not found:
             return None
@@ -86,8 +102,10 @@ class Faults:
         return self.offset
 
     def _earlier(self) -> List[Tuple[int, Dict[str, Dict[str, str]]]]:
-        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of any rank, and the undisturbed run: a killed attempt
-        may not have lived to record what it left."""
+        """(step of the job, state by optimizer) of every step that earlier attempts recorded, of
+        any rank, and the undisturbed run: a killed attempt may not have lived to record what it
+        left.
+        """
         seen: List[Tuple[int, Dict[str, Dict[str, str]]]] = []
         for path in _earlier_files(self._recording) + _undisturbed_files(self._recording):
             seen += _steps_of(path)
@@ -99,11 +117,15 @@ class Faults:
         self._inject("before", step)
 
     def in_backward(self, step: int, optimizers: List[Any]) -> None:
-        """When half of the gradients are there. A job whose optimizer is not known yet fails before backward."""
+        """When half of the gradients are there. A job whose optimizer is not known yet fails before
+        backward.
+        """
         entry = self._due("backward", step)
         if entry is None:
             return
-        parameters = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+        parameters = [
+            p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
+        ]
         if not parameters:
             self._carry_out(entry, step)
             return
@@ -123,8 +145,9 @@ class Faults:
         self._inject("optimizer", step)
 
     def in_save(self, steps: int, aside: bool = False) -> Optional[Dict[str, Any]]:
-        """The failure that is due in the save after `steps`, at no point that is named: its file will be torn. `aside`: another thread saves, and
-        training may have gone on since."""
+        """The failure that is due in the save after `steps`, at no point that is named: its file
+        will be torn. `aside`: another thread saves, and training may have gone on since.
+        """
         entry = self._due("save", steps)
         while entry is None and aside and steps > 0:
             steps -= 1
@@ -132,13 +155,20 @@ class Faults:
         return {**entry, "how": "torn"} if entry is not None else None
 
     def at_file(self, path: str, points: Tuple[str, ...], steps: int) -> Optional[Dict[str, Any]]:
-        """The failure that is due at one of `points` of the file `path` (relative to the arm's folder), with its `how`; it is no longer due then."""
+        """The failure that is due at one of `points` of the file `path` (relative to the arm's
+        folder), with its `how`; it is no longer due then.
+        """
         if not self._entries:
             return None
         rank = self._recording.rank
         for entry in self._entries:
             pattern, _, how = entry.get("point", "").rpartition(":")
-            if how in points and entry["step"] <= steps + self.offset and entry["rank"] == rank and matches(path, pattern):
+            if (
+                how in points
+                and entry["step"] <= steps + self.offset
+                and entry["rank"] == rank
+                and matches(path, pattern)
+            ):
                 self._entries.remove(entry)
                 return {**entry, "how": how}
         return None
@@ -161,13 +191,23 @@ class Faults:
             return None
         rank = self._recording.rank
         for entry in self._entries:
-            if entry["moment"] == moment and entry["step"] == step + self.offset and entry["rank"] == rank and not entry.get("point"):
+            if (
+                entry["moment"] == moment
+                and entry["step"] == step + self.offset
+                and entry["rank"] == rank
+                and not entry.get("point")
+            ):
                 self._entries.remove(entry)
                 return entry
         return None
 
     def _carry_out(self, entry: Dict[str, Any], step: int, **more: Any) -> None:
-        known = {"index": entry.get("index", 0), "kind": entry["kind"], "moment": entry["moment"], "step": step + self.offset}
+        known = {
+            "index": entry.get("index", 0),
+            "kind": entry["kind"],
+            "moment": entry["moment"],
+            "step": step + self.offset,
+        }
         self._recording.write("strike", **known, **more)
         act = ACTS.get(entry["kind"])
         if act is not None:
@@ -175,7 +215,9 @@ class Faults:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether `path`, or its last part, is what `pattern` says: * stands for anything, # for digits."""
+    """Whether `path`, or its last part, is what `pattern` says: * stands for anything, # for
+    digits.
+    """
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\#", r"\d+").replace("#", r"\d+")
     return bool(re.fullmatch(expression, path) or re.fullmatch(expression, path.rsplit("/", 1)[-1]))
 

@@ -1,4 +1,6 @@
-"""Where file events come from: Python's own audit events, in any thread; writers and readers in C++, which raise none, are wrapped."""
+"""Where file events come from: Python's own audit events, in any thread; writers and readers in
+C++, which raise none, are wrapped.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def _opened(found: FileEvents, args: Any) -> None:
     if flags & _WRITES:
         if not flags & getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0):
             found.opens(path, append=bool(flags & os.O_APPEND))
-    elif not flags & getattr(os, "O_DIRECTORY", 0) and not path.endswith((".py", ".pyc")) and _is_file(path):
+    elif (
+        not flags & getattr(os, "O_DIRECTORY", 0)
+        and not path.endswith((".py", ".pyc"))
+        and _is_file(path)
+    ):
         found.note("read", path)
 
 
@@ -68,7 +74,10 @@ def hook(event: str, args: Any) -> None:
 def _follow(event: str, args: Any, places: Any) -> None:
     if event == "open" and not isinstance(args[2], int):
         return
-    paths = [_absolute(args[place], args[base] if base is not None and base < len(args) else -1) for place, base in places]
+    paths = [
+        _absolute(args[place], args[base] if base is not None and base < len(args) else -1)
+        for place, base in places
+    ]
     if not any(paths):
         return
     found = events()
@@ -159,7 +168,11 @@ def patch_safetensors(module: Any) -> None:
             reading(filename)
             return safe_open(filename, *args, **kwargs)
 
-    Opening.__name__, Opening.__qualname__, Opening.__doc__ = "safe_open", "safe_open", safe_open.__doc__
+    Opening.__name__, Opening.__qualname__, Opening.__doc__ = (
+        "safe_open",
+        "safe_open",
+        safe_open.__doc__,
+    )
     module.serialize_file, module.safe_open = serializing, Opening
 
 
@@ -181,7 +194,10 @@ def patch_jit(module: Any) -> None:
     module.save, module.load = saving, loading
 
 
-PATCHES: Dict[str, Callable[[Any], None]] = {"safetensors": patch_safetensors, "torch.jit._serialization": patch_jit}
+PATCHES: Dict[str, Callable[[Any], None]] = {
+    "safetensors": patch_safetensors,
+    "torch.jit._serialization": patch_jit,
+}
 
 
 def install() -> None:

@@ -1,4 +1,5 @@
-"""File events of the job below the folder of its arm (ECRL_ARM_DIR): opening to write and to read, renaming, removing, linking, truncating.
+"""File events of the job below the folder of its arm (ECRL_ARM_DIR): opening to write and to read,
+renaming, removing, linking, truncating.
 
 What calls it is hooked in file_hooks.py. A planned failure inside a save is injected here.
 """
@@ -19,12 +20,15 @@ from ecrl.recording import Recording, current, rank_is_known
 
 ARM_DIR = "ECRL_ARM_DIR"
 MAX_LINES, MAX_READS = 20_000, 2_000  # of one process
-_PER_PATH = {"append": 3, "read": 8}  # lines of one path before they become rare; of other operations _MANY
+# lines of one path before they become rare; of other operations _MANY
+_PER_PATH = {"append": 3, "read": 8}
 _MANY = 1_000
 _HELD = 500  # events that wait for the rank of their process to be known
 _LOOKS = 16  # steps after which a file that stays open is no part of a save
-_SLOW_WRITER_S = 1.0  # how long a torn file of another thread waits for the training thread to get on
-# Suffixes of files that hold no state of a training job. Of JSON and YAML nobody knows; a checkpoint has another file beside them.
+# how long a torn file of another thread waits for the training thread to get on
+_SLOW_WRITER_S = 1.0
+# Suffixes of files that hold no state of a training job. Of JSON and YAML nobody knows; a
+# checkpoint has another file beside them.
 _TEXT = re.compile(
     r"(?i)(\.(log|out|err|txt|csv|tsv|md|rst|html?|jsonl|ndjson|json|ya?ml|toml|ini|cfg|py|pyc|sh|lock|pid|png|jpe?g|gif|svg|pdf|mp4|wav|db|"
     r"sqlite3?|wandb)|tfevents\.[^/]*)(\.(tmp|part|partial|new))?$"
@@ -32,7 +36,9 @@ _TEXT = re.compile(
 
 
 def looks_binary(path: str) -> bool:
-    """Whether a file of this name may hold a checkpoint: it is no log, no table, no text, no picture."""
+    """Whether a file of this name may hold a checkpoint: it is no log, no table, no text, no
+    picture.
+    """
     return not _TEXT.search(path)
 
 
@@ -41,13 +47,17 @@ class FileEvents:
 
     def __init__(self, recording: Recording, folder: str) -> None:
         self.recording, self.pid = recording, os.getpid()
-        places = (os.path.abspath(folder), os.path.realpath(folder)) if folder else ()  # none: what is planned for a save happens all the same
+        # none: what is planned for a save happens all the same
+        places = (os.path.abspath(folder), os.path.realpath(folder)) if folder else ()
         self.roots = tuple(dict.fromkeys(place + os.sep for place in places))
         self._held: List[Tuple[str, Dict[str, Any]]] = []
-        self._counts: Dict[Tuple[str, str], Tuple[int, int]] = {}  # lines of an operation on a path, and the step of the last one
+        # lines of an operation on a path, and the step of the last one
+        self._counts: Dict[Tuple[str, str], Tuple[int, int]] = {}
         self._lines = {"read": 0, "other": 0}
-        self._open: Dict[str, List[Any]] = {}  # by path: step, thread and time of opening, looks at it since
-        self.pending: Dict[str, Dict[str, Any]] = {}  # by path, the planned failure that waits for it to be closed
+        # by path: step, thread and time of opening, looks at it since
+        self._open: Dict[str, List[Any]] = {}
+        # by path, the planned failure that waits for it to be closed
+        self.pending: Dict[str, Dict[str, Any]] = {}
 
     # -- the record
 
@@ -61,12 +71,23 @@ class FileEvents:
     def inside(self, path: str) -> bool:
         return path.startswith(self.roots)
 
-    def note(self, op: str, path: str, to: str = "", opened: Optional[List[Any]] = None, append: bool = False) -> None:
-        """A line for an operation on `path` (absolute). `opened`: where and when it was opened, if that counts."""
+    def note(
+        self,
+        op: str,
+        path: str,
+        to: str = "",
+        opened: Optional[List[Any]] = None,
+        append: bool = False,
+    ) -> None:
+        """A line for an operation on `path` (absolute). `opened`: where and when it was opened, if
+        that counts.
+        """
         found = self.follower()
         after = opened[0] if opened else found.steps if found is not None else 0
         kind, place = "read" if op == "read" else "other", self.relative(path)
-        if not self._due("append" if append else op, to or path, after) or self._lines[kind] > (MAX_READS if kind == "read" else MAX_LINES):
+        if not self._due("append" if append else op, to or path, after) or self._lines[kind] > (
+            MAX_READS if kind == "read" else MAX_LINES
+        ):
             return
         self._lines[kind] += 1
         if self._lines[kind] > (MAX_READS if kind == "read" else MAX_LINES):
@@ -83,7 +104,9 @@ class FileEvents:
         self.tell("file", **fields)
 
     def _due(self, op: str, path: str, after: int) -> bool:
-        """Whether the operation gets a line: once a step, and ever more rarely where it is repeated without end."""
+        """Whether the operation gets a line: once a step, and ever more rarely where it is repeated
+        without end.
+        """
         lines, last = self._counts.get((op, path), (0, -1))
         if last == after or (lines >= _PER_PATH.get(op, _MANY) and after < 2 * last):
             return False
@@ -91,7 +114,9 @@ class FileEvents:
         return True
 
     def tell(self, record: str, **fields: Any) -> None:
-        """Write a line; held back until the process's rank is known, by which its record is named."""
+        """Write a line; held back until the process's rank is known, by which its record is
+        named.
+        """
         self._held.append((record, {"at": time.monotonic(), "time": time.time(), **fields}))
         if self.recording.opened or rank_is_known() or len(self._held) > _HELD:
             self.flush()
@@ -114,7 +139,9 @@ class FileEvents:
 
     @staticmethod
     def in_another_thread(found: Any, writer: int) -> bool:
-        """Whether the thread `writer` is not the one that trains: what it writes may be the state of an earlier step."""
+        """Whether the thread `writer` is not the one that trains: what it writes may be the state
+        of an earlier step.
+        """
         return bool(getattr(found, "thread", 0)) and writer != found.thread
 
     # -- what happens to files
@@ -126,14 +153,20 @@ class FileEvents:
         self.inject(path, POINTS)
         if not append:
             found = self.follower()
-            self._open[path] = [found.steps if found is not None else 0, threading.get_ident(), time.monotonic(), 0]
+            self._open[path] = [
+                found.steps if found is not None else 0,
+                threading.get_ident(),
+                time.monotonic(),
+                0,
+            ]
             if found is not None:
                 found.faults.look = self.look
 
     def closed(self, path: str) -> None:
         """`path` is written."""
         opened, entry = self._open.pop(path, None), self.pending.pop(path, None)
-        if self.inside(path) and (entry is None or entry["how"] == "after"):  # else it is never whole
+        # else it is never whole
+        if self.inside(path) and (entry is None or entry["how"] == "after"):
             self.note("closed", path, opened=opened)
         if entry is not None:
             self.strike(entry, path)
@@ -144,7 +177,8 @@ class FileEvents:
             return
         still, now = open_files(), time.monotonic()
         for path, opened in list(self._open.items()):
-            sure = final or opened[1] == threading.get_ident() or now - opened[2] > 0.05  # the event comes before the file is opened
+            # the event comes before the file is opened
+            sure = final or opened[1] == threading.get_ident() or now - opened[2] > 0.05
             if sure and os.path.realpath(path) not in still:
                 self.closed(path)
             else:
@@ -159,7 +193,11 @@ class FileEvents:
         self.inject(target, ("before",))
         self.note("rename", source, to=target)
         found = self.follower()
-        entry = found.faults.at_file(self.relative(target), ("empty", "torn", "after"), found.steps) if found is not None else None
+        entry = (
+            found.faults.at_file(self.relative(target), ("empty", "torn", "after"), found.steps)
+            if found is not None
+            else None
+        )
         if entry is not None:
             entry["after_step"] = found.steps
             self.pending[target] = entry  # `closed` comes when it is renamed
@@ -172,13 +210,17 @@ class FileEvents:
     # -- planned failures
 
     def inject(self, path: str, points: Tuple[str, ...]) -> None:
-        """Carry out the failure that is planned for this point, or keep it until the file is closed."""
+        """Carry out the failure that is planned for this point, or keep it until the file is
+        closed.
+        """
         found = self.follower()
         if found is None or path in self.pending:
             return
         entry = found.faults.at_file(self.relative(path), points, found.steps)
         if entry is None and "torn" in points and looks_binary(path):
-            entry = found.faults.in_save(found.steps, self.in_another_thread(found, threading.get_ident()))
+            entry = found.faults.in_save(
+                found.steps, self.in_another_thread(found, threading.get_ident())
+            )
         if entry is None:
             return
         entry["after_step"] = found.steps
@@ -189,13 +231,16 @@ class FileEvents:
             _Closing.watch(self, path)
 
     def strike(self, entry: Dict[str, Any], path: str) -> None:
-        """Bring the file to the state that is planned, and carry out the failure. PlannedFailure, where the job is to see an exception."""
+        """Bring the file to the state that is planned, and carry out the failure. PlannedFailure,
+        where the job is to see an exception.
+        """
         found = self.follower()
         own.busy = True  # what is done here is none of the job's doing
         try:
             self.damage(entry["how"], path)
             if self.in_another_thread(found, threading.get_ident()):
-                _let_training_go_on(found)  # a slow writer: what another thread does meanwhile is done
+                # a slow writer: what another thread does meanwhile is done
+                _let_training_go_on(found)
         finally:
             own.busy = False
         self.flush()
@@ -213,9 +258,11 @@ class FileEvents:
 
 
 class _Closing:
-    """Tells when a file that this thread is about to open in Python is closed: at the next call or return in it, before the job does anything else.
+    """Tells when a file that this thread is about to open in Python is closed: at the next call or
+    return in it, before the job does anything else.
 
-    Closing is no audit event. The thread's profile function sees calls; it is left alone where the job has one.
+    Closing is no audit event. The thread's profile function sees calls; it is left alone where the
+    job has one.
     """
 
     def __init__(self, files: FileEvents, path: str) -> None:
@@ -245,7 +292,9 @@ def _let_training_go_on(found: Any) -> None:
 
 
 def open_files() -> Set[str]:
-    """The paths of this process's open files; where that cannot be known, everything counts as closed."""
+    """The paths of this process's open files; where that cannot be known, everything counts as
+    closed.
+    """
     return {path for _, path in _descriptors()}
 
 

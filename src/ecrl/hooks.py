@@ -1,7 +1,8 @@
 """What is hooked in torch, so that a job is recorded without a change to its script.
 
-Installed by `install()`, at once where torch is imported already, else when it is (a finder on sys.meta_path: importing torch is the job's business).
-Every hook keeps the job's behaviour: what fails in it is recorded as trouble and goes no further.
+Installed by `install()`, at once where torch is imported already, else when it is (a finder on
+sys.meta_path: importing torch is the job's business). Every hook keeps the job's behaviour: what
+fails in it is recorded as trouble and goes no further.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def patch_loader(module: Any) -> None:
 
 
 def follow_loader(kind: Any) -> None:
-    """Record what comes out of iterators of `kind`, with the indices that it asked its dataset for."""
+    """Record what comes out of iterators of `kind`, with the indices that it asked its dataset
+    for.
+    """
     if "_next_index" in vars(kind):
         next_index = kind._next_index
 
@@ -122,18 +125,24 @@ def loader_of(iterator: Any) -> int:
 
 
 def ids_of(iterator: Any) -> Optional[List[int]]:
-    """The indices of the batch that has just come out: the oldest asked for, because a loader delivers in the order of asking."""
+    """The indices of the batch that has just come out: the oldest asked for, because a loader
+    delivers in the order of asking.
+    """
     pending = iterator.__dict__.get("_ecrl_indices")
     index = pending.popleft() if pending else None
     if index is None or not getattr(iterator, "_in_order", True):
         return None
-    items = list(index) if isinstance(index, (list, tuple)) or hasattr(index, "__iter__") else [index]
+    items = (
+        list(index) if isinstance(index, (list, tuple)) or hasattr(index, "__iter__") else [index]
+    )
     if not items or len(items) > MAX_IDS or any(not hasattr(item, "__index__") for item in items):
         return None  # an iterable data set: its indices say nothing
     return [int(item) for item in items]
 
 
-def told(kind: Any, name: str, what: str, details: Optional[Callable[..., Dict[str, Any]]] = None) -> None:
+def told(
+    kind: Any, name: str, what: str, details: Optional[Callable[..., Dict[str, Any]]] = None
+) -> None:
     """Record each outermost call of `kind.name`."""
     original = getattr(kind, name, None)
     if original is None:
@@ -142,32 +151,50 @@ def told(kind: Any, name: str, what: str, details: Optional[Callable[..., Dict[s
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        quietly(what, lambda found: found.call(what, **(details(*args, **kwargs) if details else {})))
+        quietly(
+            what, lambda found: found.call(what, **(details(*args, **kwargs) if details else {}))
+        )
         return result
 
     setattr(kind, name, wrapper)
 
 
 def patch_distributed_sampler(module: Any) -> None:
-    told(module.DistributedSampler, "set_epoch", "DistributedSampler.set_epoch", lambda self, epoch: {"epoch": int(epoch)})
+    told(
+        module.DistributedSampler,
+        "set_epoch",
+        "DistributedSampler.set_epoch",
+        lambda self, epoch: {"epoch": int(epoch)},
+    )
 
 
 def patch_scheduler(module: Any) -> None:
     kind = getattr(module, "LRScheduler", None) or module._LRScheduler
-    told(kind, "load_state_dict", "LRScheduler.load_state_dict", lambda self, state: {"last_epoch": state.get("last_epoch")})
+    told(
+        kind,
+        "load_state_dict",
+        "LRScheduler.load_state_dict",
+        lambda self, state: {"last_epoch": state.get("last_epoch")},
+    )
 
 
 def patch_scaler(module: Any) -> None:
     if "step" not in vars(module.GradScaler):
         return  # inherits from the one in torch.amp, which is patched
-    told(module.GradScaler, "load_state_dict", "GradScaler.load_state_dict", lambda self, state: {"scale": state.get("scale")})
+    told(
+        module.GradScaler,
+        "load_state_dict",
+        "GradScaler.load_state_dict",
+        lambda self, state: {"scale": state.get("scale")},
+    )
     step, update = module.GradScaler.step, module.GradScaler.update
 
     @functools.wraps(step)
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
         def note(found: StepRecorder) -> None:
             if self.is_enabled():
-                found.scale = float(self.get_scale())  # no further wait for a GPU: step itself waits for what overflowed
+                # no further wait for a GPU: step itself waits for what overflowed
+                found.scale = float(self.get_scale())
 
         quietly("scaler", note)
         return step(self, *args, **kwargs)
@@ -189,11 +216,20 @@ def patch_scaler(module: Any) -> None:
 
 def patch_module(module: Any) -> None:
     patch_module_call(module)
-    told(module.Module, "load_state_dict", "Module.load_state_dict", lambda self, *args, **kwargs: {"module": type(self).__name__})
+    told(
+        module.Module,
+        "load_state_dict",
+        "Module.load_state_dict",
+        lambda self, *args, **kwargs: {"module": type(self).__name__},
+    )
 
 
 def patch_stateful_loader(module: Any) -> None:
-    for name in ("_StatefulBaseDataLoaderIter", "_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"):
+    for name in (
+        "_StatefulBaseDataLoaderIter",
+        "_StatefulSingleProcessDataLoaderIter",
+        "_StatefulMultiProcessingDataLoaderIter",
+    ):
         kind = getattr(module, name, None)
         if kind is not None:
             follow_loader(kind)

@@ -6,14 +6,18 @@ import re
 from typing import List, Sequence
 
 MASK = "***"
-_SECRET = re.compile(r"(?i)(^|[-_.])(\w*?(token|secret|password|passwd|credentials?)|(api|access|private|auth|secret)?[-_.]?key)$")
+_SECRET = re.compile(
+    r"(?i)(^|[-_.])(\w*?(token|secret|password|passwd|credentials?)|(api|access|private|auth|secret)?[-_.]?key)$"
+)
 _OPTION = re.compile(r"^(--?[A-Za-z][\w.-]*|\+*[A-Za-z_][\w.-]*)=(.*)$", re.DOTALL)
 _URL = re.compile(r"(\w+://[^/\s:@]*:)[^@\s/]+@")
 
 
 def masked(words: Sequence[str]) -> List[str]:
-    """`words` with *** for the value of each option or variable whose name ends with token, key, secret or password: `--api-key X`, `--api-key=X`,
-    `HF_TOKEN=X`; and for the password in an address."""
+    """`words` with *** for the value of each option or variable whose name ends with token, key,
+    secret or password: `--api-key X`, `--api-key=X`, `HF_TOKEN=X`; and for the password in an
+    address.
+    """
     shown: List[str] = []
     hide = False
     for word in map(str, words):

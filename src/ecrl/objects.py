@@ -1,8 +1,8 @@
 """The optimizers of a job and the state of each: parameters, moments and counters, settings.
 
-An optimizer is known from its construction on, whether it has stepped or not, so that a restarted process
-has the same ones on record as one that has trained for a while. Its name is made of its class and of the
-tensors that it was constructed with, and is the same in every run of the job.
+An optimizer is known from its construction on, whether it has stepped or not, so that a restarted
+process has the same ones on record as one that has trained for a while. Its name is made of its
+class and of the tensors that it was constructed with, and is the same in every run of the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ecrl.recording import Recording
 
 MANY = 8  # optimizers of one kind: more are on record as one (an optimizer for each parameter)
 CHECKED_STEPS, CHECK_EVERY = 3, 16  # see OptimizerSet.state
-State = Dict[str, Dict[str, str]]  # by optimizer: digests of params, optimizer (its state), settings
+# by optimizer: digests of params, optimizer (its state), settings
+State = Dict[str, Dict[str, str]]
 
 
 class KnownOptimizer:
@@ -39,7 +40,8 @@ class OptimizerSet:
         self._known: List[KnownOptimizer] = []
         self._states = 0  # how often a whole state was asked for
         self._next = itertools.count()
-        self._serials: Dict[int, Tuple[Any, int]] = {}  # by id of a parameter: a reference, and its number
+        # by id of a parameter: a reference, and its number
+        self._serials: Dict[int, Tuple[Any, int]] = {}
 
     def add(self, optimizer: Any, collect: bool) -> bool:
         """Whether it was new. An optimizer is added when it is constructed, or, where that was not
@@ -61,12 +63,18 @@ class OptimizerSet:
     def names(self, optimizers: List[Any]) -> List[str]:
         """The names of `optimizers`, each once, in order."""
         mine = {id(optimizer) for optimizer in optimizers}
-        return list(dict.fromkeys(name for name, _, optimizer in self._named() if id(optimizer) in mine))
+        return list(
+            dict.fromkeys(name for name, _, optimizer in self._named() if id(optimizer) in mine)
+        )
 
     def _named(self) -> Iterator[Tuple[str, KnownOptimizer, Any]]:
         """Name, record and optimizer of those that the job still holds and that have parameters."""
         held = [(known, known.reference()) for known in self._known]
-        held = [(known, optimizer) for known, optimizer in held if optimizer is not None and optimizer.param_groups]
+        held = [
+            (known, optimizer)
+            for known, optimizer in held
+            if optimizer is not None and optimizer.param_groups
+        ]
         classes: Dict[str, int] = {}
         for known, _ in held:
             name = known.kind.partition("[")[0]
@@ -83,10 +91,10 @@ class OptimizerSet:
     def state(self, stepped: Any = ()) -> State:
         """By name, the digests of each optimizer's parameters, state and settings.
 
-        Tensors are digested again only if they may have changed: those of optimizers in `stepped` (ids),
-        and those whose version counters or addresses are others than at the last digest. A write
-        through `.data` moves no counter: for the first steps, and now and then after, everything is
-        digested anyway, and always once such a write has been seen.
+        Tensors are digested again only if they may have changed: those of optimizers in `stepped`
+        (ids), and those whose version counters or addresses are others than at the last digest. A
+        write through `.data` moves no counter: for the first steps, and now and then after,
+        everything is digested anyway, and always once such a write has been seen.
         """
         self._states += 1
         always = self._states <= 2 * CHECKED_STEPS or self._states % CHECK_EVERY == 0
@@ -95,10 +103,17 @@ class OptimizerSet:
             now = fingerprint(optimizer)
             same = known.fingerprint == now and id(optimizer) not in stepped
             if not same or always or known.unversioned:
-                taken = {"params": digests.parameters([optimizer]), "optimizer": digests.optimizer_state([optimizer])[0]}
-                known.unversioned = known.unversioned or (same and taken["params"] != known.digest["params"])
+                taken = {
+                    "params": digests.parameters([optimizer]),
+                    "optimizer": digests.optimizer_state([optimizer])[0],
+                }
+                known.unversioned = known.unversioned or (
+                    same and taken["params"] != known.digest["params"]
+                )
                 known.fingerprint, known.digest = now, taken
-            grouped.setdefault(name, []).append({**known.digest, "settings": digests.settings([optimizer])})
+            grouped.setdefault(name, []).append(
+                {**known.digest, "settings": digests.settings([optimizer])}
+            )
         return {name: joined(parts) for name, parts in grouped.items()}
 
     def settings(self) -> Dict[str, str]:
@@ -112,14 +127,18 @@ class OptimizerSet:
         """By name, how many parameters have any optimizer state."""
         counts: Dict[str, int] = {}
         for name, _, optimizer in self._named():
-            counts[name] = counts.get(name, 0) + sum(bool(optimizer.state.get(p)) for p in parameters_of(optimizer))
+            counts[name] = counts.get(name, 0) + sum(
+                bool(optimizer.state.get(p)) for p in parameters_of(optimizer)
+            )
         return counts
 
     def trainable(self) -> Dict[str, int]:
         """By name, how many parameters require a gradient."""
         counts: Dict[str, int] = {}
         for name, _, optimizer in self._named():
-            counts[name] = counts.get(name, 0) + sum(bool(p.requires_grad) for p in parameters_of(optimizer))
+            counts[name] = counts.get(name, 0) + sum(
+                bool(p.requires_grad) for p in parameters_of(optimizer)
+            )
         return counts
 
     def identity(self) -> int:
@@ -138,13 +157,20 @@ def joined(parts: List[Dict[str, str]]) -> Dict[str, str]:
     """One optimizer's digests as they are; those of several that are on record as one, digested."""
     if len(parts) == 1:
         return parts[0]
-    return {key: digests.of_named((str(index), part[key]) for index, part in enumerate(parts)) for key in parts[0]}
+    return {
+        key: digests.of_named((str(index), part[key]) for index, part in enumerate(parts))
+        for key in parts[0]
+    }
 
 
 def overall(state: State, key: str) -> str:
     """One digest over all optimizers, for those who compare a job as a whole."""
     values = [parts[key] for parts in state.values()]
-    return values[0] if len(values) == 1 else digests.of_named((str(number), value) for number, value in enumerate(values))
+    return (
+        values[0]
+        if len(values) == 1
+        else digests.of_named((str(number), value) for number, value in enumerate(values))
+    )
 
 
 def kind_of(optimizer: Any) -> str:
@@ -159,8 +185,9 @@ def parameters_of(optimizer: Any) -> Iterator[Any]:
 
 
 def fingerprint(optimizer: Any) -> List[Any]:
-    """Changes with any write that torch counts, and with any tensor that is replaced; equal to nothing
-    where the tensors do not tell (they are digested each time then)."""
+    """Changes with any write that torch counts, and with any tensor that is replaced; equal to
+    nothing where the tensors do not tell (they are digested each time then).
+    """
     marks: List[Any] = []
     try:
         for parameter in parameters_of(optimizer):
@@ -183,18 +210,36 @@ def alive(references: List["weakref.ref[Any]"]) -> List[Any]:
 
 
 def rates(optimizers: List[Any]) -> List[float]:
-    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    return [
+        float(group["lr"])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        if "lr" in group
+    ]
 
 
 def found_models(recording: Recording, optimizers: List[Any]) -> List[Any]:
-    """The outermost modules that own the parameters: those that the job named, else those that are found in memory."""
+    """The outermost modules that own the parameters: those that the job named, else those that are
+    found in memory.
+    """
     import torch
 
-    named = [value for key, value in sorted(recording.watched().items()) if isinstance(value, torch.nn.Module)]
+    named = [
+        value
+        for key, value in sorted(recording.watched().items())
+        if isinstance(value, torch.nn.Module)
+    ]
     if named:
         return named
     owned = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     candidates = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    holders = [module for module in candidates if any(id(parameter) in owned for parameter in module.parameters())]
+    holders = [
+        module
+        for module in candidates
+        if any(id(parameter) in owned for parameter in module.parameters())
+    ]
     inner = {id(child) for module in holders for child in module.modules() if child is not module}
-    return sorted((module for module in holders if id(module) not in inner), key=lambda module: type(module).__name__)
+    return sorted(
+        (module for module in holders if id(module) not in inner),
+        key=lambda module: type(module).__name__,
+    )

@@ -1,5 +1,5 @@
-"""The record of one process: JSON lines, one file per process, written straight to the kernel so that a kill loses no line but those of batches
-that no step has consumed yet.
+"""The record of one process: JSON lines, one file per process, written straight to the kernel so
+that a kill loses no line but those of batches that no step has consumed yet.
 
 Format 1 (documented in docs/recording.md; unknown keys are allowed):
 
@@ -28,16 +28,22 @@ from ecrl.masking import masked
 
 FORMAT = 1
 FOLDER, ATTEMPT = "ECRL_RECORD", "ECRL_ATTEMPT"
-_HELD_S = 1.0  # how long a batch may wait to be written: the auditor takes a record that does not grow for a job that hangs
+# how long a batch may wait to be written: the auditor takes a record that does not grow for a job
+# that hangs
+_HELD_S = 1.0
 MAX_IDS = 1_000_000  # of one batch: more are not written out
 
 _current: Optional["Recording"] = None
 
 
 def _encoder() -> Callable[[Any], str]:
-    """As `json.dumps` with these separators, which makes an encoder anew for each line; CPython's own is kept where it is to be had."""
+    """As `json.dumps` with these separators, which makes an encoder anew for each line; CPython's
+    own is kept where it is to be had.
+    """
     try:
-        made = json.encoder.c_make_encoder(None, str, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[attr-defined,misc,unused-ignore]
+        make = json.encoder.c_make_encoder  # type: ignore[attr-defined,misc,unused-ignore]
+        plain = json.encoder.encode_basestring_ascii
+        made = make(None, str, plain, None, ":", ",", False, False, True)
 
         def encode(value: Any) -> str:
             return "".join(made(value, 0))
@@ -64,7 +70,9 @@ def current() -> Optional["Recording"]:
 
 
 def reference_to(thing: Any) -> Callable[[], Any]:
-    """A weak reference to a model or an optimizer, which the recorder must not keep alive when the job lets go of it; else a strong one."""
+    """A weak reference to a model or an optimizer, which the recorder must not keep alive when the
+    job lets go of it; else a strong one.
+    """
     try:
         if hasattr(thing, "named_parameters") or hasattr(thing, "param_groups"):
             return weakref.ref(thing)
@@ -95,7 +103,9 @@ def world_size() -> int:
 
 
 def attempt_number() -> int:
-    """The launch that this process belongs to: those of the auditor, and the restarts that torchrun does by itself."""
+    """The launch that this process belongs to: those of the auditor, and the restarts that torchrun
+    does by itself.
+    """
     return _from_environment((ATTEMPT,), 0) + _from_environment(("TORCHELASTIC_RESTART_COUNT",), 0)
 
 
@@ -122,7 +132,9 @@ def _from_environment(names: Any, default: int) -> int:
 
 
 class Recording:
-    """Writes the lines of this process. Nothing is created before the first line; no error of the recorder reaches the job."""
+    """Writes the lines of this process. Nothing is created before the first line; no error of the
+    recorder reaches the job.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder, self.pid = folder, os.getpid()
@@ -140,21 +152,27 @@ class Recording:
         return self._rank if self._fd >= 0 else rank_of_this_process()
 
     def write(self, record: str, /, **fields: Any) -> None:
-        """Append one line; that of a batch goes with the next one, up to a second later. What cannot be written is given up once, with a word on
-        standard error."""
+        """Append one line; that of a batch goes with the next one, up to a second later. What
+        cannot be written is given up once, with a word on standard error.
+        """
         if self.broken:
             return
         try:
             if self._fd < 0:
                 self._open()
             now = time.monotonic()
-            self._held.append(_encode({"type": record, "at": now, "time": time.time(), **fields}) + "\n")
+            self._held.append(
+                _encode({"type": record, "at": now, "time": time.time(), **fields}) + "\n"
+            )
             if record != "batch" or now - self._wrote > _HELD_S:
                 os.write(self._fd, "".join(self._held).encode("utf-8", "replace"))
                 self._held, self._wrote = [], now
         except Exception as error:
             self.broken = True
-            sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))
+            sys.stderr.write(
+                "ecrl: this process is no longer recorded (%s: %s)\n"
+                % (type(error).__name__, error)
+            )
 
     @property
     def opened(self) -> bool:
@@ -168,13 +186,20 @@ class Recording:
         try:
             if self._fd < 0:
                 self._open()
-            os.write(self._fd, (_encode({"type": record, **fields}) + "\n").encode("utf-8", "replace"))
+            os.write(
+                self._fd, (_encode({"type": record, **fields}) + "\n").encode("utf-8", "replace")
+            )
         except Exception as error:
             self.broken = True
-            sys.stderr.write("ecrl: this process is no longer recorded (%s: %s)\n" % (type(error).__name__, error))
+            sys.stderr.write(
+                "ecrl: this process is no longer recorded (%s: %s)\n"
+                % (type(error).__name__, error)
+            )
 
     def trouble(self, what: str, error: BaseException) -> None:
-        """The recorder could not do something: the verdict on it becomes unknown, the job goes on."""
+        """The recorder could not do something: the verdict on it becomes unknown, the job goes
+        on.
+        """
         self.write("trouble", what=what, error="%s: %s" % (type(error).__name__, str(error)[:300]))
 
     def watch(self, model: Any, optimizer: Any, modules: Dict[str, Any]) -> None:
@@ -190,8 +215,12 @@ class Recording:
         found = {name: reference() for name, reference in self._watched.items()}
         return {name: thing for name, thing in found.items() if thing is not None}
 
-    def declared_step(self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]) -> None:
-        """A step that the job itself tells of, with digests of what it watches; where the hooks see its steps, model and optimizer are on record."""
+    def declared_step(
+        self, step: int, losses: List[float], ids: Optional[List[int]], more: Dict[str, Any]
+    ) -> None:
+        """A step that the job itself tells of, with digests of what it watches; where the hooks see
+        its steps, model and optimizer are on record.
+        """
         fields: Dict[str, Any] = {"step": step, "declared": True, "losses": losses}
         try:
             fields.update(self._watched_digests())
@@ -225,7 +254,15 @@ class Recording:
         folder = os.path.join(self.folder, "attempt-%02d" % self.attempt)
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "rank%d-%d.jsonl" % (self._rank, self.pid))
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        self._fd = os.open(
+            path,
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_APPEND
+            | getattr(os, "O_CLOEXEC", 0)
+            | getattr(os, "O_NOFOLLOW", 0),
+            0o644,
+        )
         torch = sys.modules.get("torch")
         self.write(
             "process",

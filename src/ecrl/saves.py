@@ -1,4 +1,6 @@
-"""What is patched in torch, DCP, Lightning and os, so that checkpoints that are written, renamed and read are on record."""
+"""What is patched in torch, DCP, Lightning and os, so that checkpoints that are written, renamed
+and read are on record.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def patch_serialization(torch: Any) -> None:
         if found is None or not path:
             return save(obj, f, *args, **kwargs)
         write = functools.partial(save, obj, f, *args, **kwargs)
-        by_path = isinstance(f, (str, os.PathLike))  # a file that the job has opened itself is followed to where it is closed
+        # a file that the job has opened itself is followed to where it is closed
+        by_path = isinstance(f, (str, os.PathLike))
         if getattr(own, "saving", False):
             return file_hooks.writing(path, write) if by_path else write()
         own.saving = True
@@ -42,7 +45,12 @@ def patch_serialization(torch: Any) -> None:
         result = load(f, *args, **kwargs)
         path = path_of(f)
         if path:
-            quietly("load", lambda found: found.recording.write("load", path=os.path.abspath(path), after_step=found.steps))
+            quietly(
+                "load",
+                lambda found: found.recording.write(
+                    "load", path=os.path.abspath(path), after_step=found.steps
+                ),
+            )
         return result
 
     torch.save, torch.load = saving, loading
@@ -59,7 +67,10 @@ def patch_lightning(module: Any) -> None:
         quietly("save", lambda found: found.save_begins(place, by="lightning"))
         with_planned_failures("save", lambda found: found.faults.at_save(found.steps))
         original(self, checkpoint, path, *args, **kwargs)
-        quietly("save", lambda found: found.saved(place, by="lightning", seconds=time.monotonic() - began))
+        quietly(
+            "save",
+            lambda found: found.saved(place, by="lightning", seconds=time.monotonic() - began),
+        )
 
     module.TorchCheckpointIO.save_checkpoint = saving
 
@@ -84,7 +95,8 @@ def patch_dcp(module: Any) -> None:
                 setattr(package, name, followed)
 
 
-_in_background: Dict[str, int] = {}  # checkpoints that async_save is writing, and the thread that asked for each
+# checkpoints that async_save is writing, and the thread that asked for each
+_in_background: Dict[str, int] = {}
 
 
 def followed_dcp(original: Any, kind: str) -> Any:
@@ -93,7 +105,8 @@ def followed_dcp(original: Any, kind: str) -> Any:
         if recorder() is None or getattr(own, "saving", False):
             return original(*args, **kwargs)  # one save calls another
         path, began, thread = dcp_path(args, kwargs), time.monotonic(), threading.get_ident()
-        inner = kind == "save" and _in_background.get(path, thread) != thread  # async_save calls save in a thread of its own
+        # async_save calls save in a thread of its own
+        inner = kind == "save" and _in_background.get(path, thread) != thread
         if kind != "load" and not inner:
             quietly("save", lambda found: found.save_begins(path, by="dcp"))
             with_planned_failures("save", lambda found: found.faults.at_save(found.steps))
@@ -108,14 +121,18 @@ def followed_dcp(original: Any, kind: str) -> Any:
         finally:
             own.saving = False
         if not inner:
-            quietly(kind, lambda found: tell_dcp(found, kind, path, time.monotonic() - began, result))
+            quietly(
+                kind, lambda found: tell_dcp(found, kind, path, time.monotonic() - began, result)
+            )
         return result
 
     return wrapper
 
 
 def tell_dcp(found: StepRecorder, kind: str, path: str, seconds: float, result: Any) -> None:
-    """A load is over. A save too; or, where it goes on behind the job's back, when its future is done. `seconds`: what the job waited."""
+    """A load is over. A save too; or, where it goes on behind the job's back, when its future is
+    done. `seconds`: what the job waited.
+    """
     if kind == "load":
         found.recording.write("load", path=path, after_step=found.steps, by="dcp", seconds=seconds)
         return
@@ -149,8 +166,9 @@ def patch_renames() -> None:
 
 
 class FollowedRename:
-    """`original`, and word of it. No function: as an attribute of a class (pathlib's in Python 3.9 keeps os.replace so) it would become a method and
-    be given the object as its first path."""
+    """`original`, and word of it. No function: as an attribute of a class (pathlib's in Python 3.9
+    keeps os.replace so) it would become a method and be given the object as its first path.
+    """
 
     def __init__(self, original: Any) -> None:
         functools.update_wrapper(self, original)
@@ -183,6 +201,11 @@ def _tell_handler() -> None:
     if found is not None:
         try:
             follower = found.follower()
-            found.tell("call", what="signal.signal", signal=int(signal.SIGTERM), after_step=follower.steps if follower is not None else 0)
+            found.tell(
+                "call",
+                what="signal.signal",
+                signal=int(signal.SIGTERM),
+                after_step=follower.steps if follower is not None else 0,
+            )
         except Exception as error:
             found.recording.trouble("signal", error)

@@ -1,4 +1,6 @@
-"""Seeds for a job that sets none itself (ECRL_SEED): the same in every process and attempt, before the job's own code draws."""
+"""Seeds for a job that sets none itself (ECRL_SEED): the same in every process and attempt, before
+the job's own code draws.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The recorder of one process: follows it from batch to batch and from step to step. What calls it is patched into torch (hooks.py, saves.py)."""
+"""The recorder of one process: follows it from batch to batch and from step to step. What calls it
+is patched into torch (hooks.py, saves.py).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,21 @@ from ecrl.objects import OptimizerSet, State, alive, found_models, overall, rate
 from ecrl.recording import Recording, current, rank_of_this_process, world_size
 
 MOST_EARLIER = 20_000  # states that are kept to see whether a step is taken back
-DIGESTS = "ECRL_DIGESTS"  # how often, in steps, parameters and optimizer state are digested; 0: never
+# how often, in steps, parameters and optimizer state are digested; 0: never
+DIGESTS = "ECRL_DIGESTS"
 
 
 class StepRecorder:
     """Follows this process from batch to batch and from update to update.
 
-    A step is the outermost call of an optimizer's `step`; further calls before the next backward (several optimizers) amend it, and those from
-    inside backward (an optimizer per parameter) are one step when backward ends. Its line tells two instants: the state behind the update, and, under
-    `before`, the state just before it, which is what a checkpoint holds and a restarted process begins with.
-    A batch belongs to the backward pass that consumes it: of the loader that was asked last (validation loaders are asked in between) the oldest one
-    not yet consumed that the job still holds. Frameworks fetch one batch ahead; a job that skips batches after a restart lets go of them.
+    A step is the outermost call of an optimizer's `step`; further calls before the next backward
+    (several optimizers) amend it, and those from inside backward (an optimizer per parameter) are
+    one step when backward ends. Its line tells two instants: the state behind the update, and,
+    under `before`, the state just before it, which is what a checkpoint holds and a restarted
+    process begins with. A batch belongs to the backward pass that consumes it: of the loader that
+    was asked last (validation loaders are asked in between) the oldest one not yet consumed that
+    the job still holds. Frameworks fetch one batch ahead; a job that skips batches after a restart
+    lets go of them.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -61,8 +67,10 @@ class StepRecorder:
         self.digested = -1  # the step after which the state was digested last
         self.before_state: State = {}
         self.last_state: State = {}  # behind the last step, if it was digested
-        self.earlier: Dict[Any, int] = {}  # states before an update, and after which step that was: see `taken_back`
-        self.saves: Dict[str, Dict[str, Any]] = {}  # finished checkpoints, by path: the step after which it was written
+        # states before an update, and after which step that was: see `taken_back`
+        self.earlier: Dict[Any, int] = {}
+        # finished checkpoints, by path: the step after which it was written
+        self.saves: Dict[str, Dict[str, Any]] = {}
         self.thread = 0  # that trains
 
     # -- batches, and what enters the model
@@ -71,8 +79,17 @@ class StepRecorder:
         self.batches += 1
         leaves = list(digests.tensors_in(value))
         rows = digests.rows(leaves) if ids is None else None
-        self.recording.write("batch", n=self.batches, loader=loader, ids=ids, hash=digests.of_named(leaves), rows=rows)
-        self.queues.setdefault(loader, deque()).append((self.batches, [weakref.ref(leaf) for _, leaf in leaves if hasattr(leaf, "detach")]))
+        self.recording.write(
+            "batch",
+            n=self.batches,
+            loader=loader,
+            ids=ids,
+            hash=digests.of_named(leaves),
+            rows=rows,
+        )
+        self.queues.setdefault(loader, deque()).append(
+            (self.batches, [weakref.ref(leaf) for _, leaf in leaves if hasattr(leaf, "detach")])
+        )
         self.asked = loader
 
     def exhausted(self, loader: int) -> None:
@@ -94,15 +111,19 @@ class StepRecorder:
         if self.backward_depth > 1:
             return
         if not self.closure:
-            self.depth = 0  # a step under way failed and the job goes on: torch calls no post hook then
+            # a step under way failed and the job goes on: torch calls no post hook then
+            self.depth = 0
         self.amend = False
         self.backwards += 1
         queue = self.queues.get(self.asked) if self.asked is not None else None
         if queue:
             self.consumed.append(consumed_from(queue, on_device(loss)))
-            for loader in [key for key in self.queues if key != self.asked and len(self.queues[key]) > 1]:
+            for loader in [
+                key for key in self.queues if key != self.asked and len(self.queues[key]) > 1
+            ]:
                 del self.queues[loader]  # a validation loader: nothing of it is trained on
-        self.losses.append(loss.detach() if hasattr(loss, "detach") else loss)  # the value alone: no graph is kept
+        # the value alone: no graph is kept
+        self.losses.append(loss.detach() if hasattr(loss, "detach") else loss)
         if self.waiting:
             self.waiting = False
             self.in_front(True)
@@ -123,7 +144,9 @@ class StepRecorder:
             self._modelled = False
 
     def before_step(self, optimizer: Any, closure: bool = False) -> None:
-        """`closure`: forward and backward happen inside the step, as in Lightning: what is due before the update waits for them."""
+        """`closure`: forward and backward happen inside the step, as in Lightning: what is due
+        before the update waits for them.
+        """
         height = stack_height()
         if self.depth and height <= self.height:
             self.depth = 0  # not inside the step under way: that one failed and the job goes on
@@ -143,7 +166,9 @@ class StepRecorder:
             self.in_front(first and not self.amend)
 
     def in_front(self, faults: bool) -> None:
-        """Gradients are there, or about to be; the parameters are those that the step before left, or what the job has made of them since."""
+        """Gradients are there, or about to be; the parameters are those that the step before left,
+        or what the job has made of them since.
+        """
         if self.before is None and not self.amend:
             self.before = self.state_before()
         if not self.started:
@@ -157,8 +182,15 @@ class StepRecorder:
                 raise
 
     def moves_nothing(self, optimizer: Any) -> bool:
-        """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's state so, before a load."""
-        return self.backwards == 0 and self.backward_depth == 0 and not self.amend and not any(rates([optimizer]))
+        """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's
+        state so, before a load.
+        """
+        return (
+            self.backwards == 0
+            and self.backward_depth == 0
+            and not self.amend
+            and not any(rates([optimizer]))
+        )
 
     def after_step(self, optimizer: Any) -> None:
         self.depth = max(0, self.depth - 1)
@@ -175,9 +207,17 @@ class StepRecorder:
         return bool(self.every) and (step + self.faults.offset) % self.every == 0
 
     def state_before(self) -> Dict[str, Any]:
-        """Just before an update. The record needs only what differs from what it says of the last step."""
+        """Just before an update. The record needs only what differs from what it says of the last
+        step.
+        """
         # The first update is digested whatever audit.digests says: by it a restart is known.
-        state = self.optimizers.state() if not self.started or self.digests_due(self.steps) or self.digests_due(self.next_step()) else {}
+        state = (
+            self.optimizers.state()
+            if not self.started
+            or self.digests_due(self.steps)
+            or self.digests_due(self.next_step())
+            else {}
+        )
         changed = {name: parts for name, parts in state.items() if self.told.get(name) != parts}
         before: Dict[str, Any] = {"settings_of": self.optimizers.settings(), **digests.generators()}
         if state:
@@ -190,13 +230,19 @@ class StepRecorder:
         return before
 
     def taken_back(self, state: State) -> int:
-        """How many steps the job has undone: the same tensors hold again what they held before an earlier update, and did not right after it
-        (a search for a learning rate, a step that is tried). They are no steps of the training."""
+        """How many steps the job has undone: the same tensors hold again what they held before an
+        earlier update, and did not right after it (a search for a learning rate, a step that is
+        tried). They are no steps of the training.
+        """
         if not state:
             return 0
         held = frozenset(parts["params"] for parts in state.values())
         now, undone = (self.optimizers.identity(), held), 0
-        if now in self.earlier and self.last_state and held != frozenset(parts["params"] for parts in self.last_state.values()):
+        if (
+            now in self.earlier
+            and self.last_state
+            and held != frozenset(parts["params"] for parts in self.last_state.values())
+        ):
             undone = self.steps - self.earlier[now]
             self.steps = self.earlier[now]
         if len(self.earlier) > MOST_EARLIER:
@@ -225,7 +271,9 @@ class StepRecorder:
             lr=rates(self.optimizers.alive),
             resumed_after=resumed,
             digest=digests.NAME,
-            parameters=sum(1 for o in self.optimizers.alive for g in o.param_groups for _ in g["params"]),
+            parameters=sum(
+                1 for o in self.optimizers.alive for g in o.param_groups for _ in g["params"]
+            ),
             watched=digests.watched(self.recording.watched()),
             **digests.generators(),
         )
@@ -233,7 +281,9 @@ class StepRecorder:
     def find_models(self) -> None:
         """Again where the job has made an optimizer since: its model may be a new one."""
         if not self._modelled:
-            self._models = [weakref.ref(model) for model in found_models(self.recording, self.optimizers.alive)]
+            self._models = [
+                weakref.ref(model) for model in found_models(self.recording, self.optimizers.alive)
+            ]
             self._modelled = True
 
     def step_done(self) -> None:
@@ -273,7 +323,9 @@ class StepRecorder:
         self.losses, self.consumed, self.backwards, self.stepped, self.entered = [], [], 0, [], []
 
     def state_digests(self, stepped: Any = ()) -> Dict[str, Any]:
-        """After the newest step: of parameters, optimizer state, buffers, and what the job watches by name."""
+        """After the newest step: of parameters, optimizer state, buffers, and what the job watches
+        by name.
+        """
         state = self.last_state = self.optimizers.state(stepped)
         self.digested = self.steps
         self.told = dict(state)
@@ -286,24 +338,44 @@ class StepRecorder:
         }
 
     def save_begins(self, path: str, **more: Any) -> None:
-        """With the state's digests where they are not those of the step before: a later attempt that resumes from this is known by them."""
+        """With the state's digests where they are not those of the step before: a later attempt
+        that resumes from this is known by them.
+        """
         overlapped, digested = self.overlapped(), {}  # type: Dict[str, bool], Dict[str, Any]
         if self.started and not overlapped and not self.stepped:
             state = self.optimizers.state()
             if self.digested != self.steps or state != self.last_state:
-                digested = {"params": overall(state, "params"), "optimizer": overall(state, "optimizer"), "objects": state}
-        self.recording.write("save", path=os.path.abspath(path), done=False, after_step=self.steps, **digested, **overlapped, **more)
+                digested = {
+                    "params": overall(state, "params"),
+                    "optimizer": overall(state, "optimizer"),
+                    "objects": state,
+                }
+        self.recording.write(
+            "save",
+            path=os.path.abspath(path),
+            done=False,
+            after_step=self.steps,
+            **digested,
+            **overlapped,
+            **more,
+        )
 
     def overlapped(self) -> Dict[str, bool]:
-        """Marks what another thread saves than the one that trains: it holds the state of an earlier step, and which is not known."""
+        """Marks what another thread saves than the one that trains: it holds the state of an
+        earlier step, and which is not known.
+        """
         return {"overlapped": True} if self.steps and threading.get_ident() != self.thread else {}
 
     def left_out(self) -> None:
-        """The scaler has finished a window: if no optimizer stepped since backward, its gradients overflowed. What it consumed is on no step's
-        account, so that a restart before the next window finds that window's batches alone in its first step."""
+        """The scaler has finished a window: if no optimizer stepped since backward, its gradients
+        overflowed. What it consumed is on no step's account, so that a restart before the next
+        window finds that window's batches alone in its first step.
+        """
         if self.amend or not self.backwards or self.backward_depth:
             return
-        self.recording.write("skip", after_step=self.steps, batches=self.consumed, backwards=self.backwards)
+        self.recording.write(
+            "skip", after_step=self.steps, batches=self.consumed, backwards=self.backwards
+        )
         self.losses, self.consumed, self.backwards, self.entered = [], [], 0, []
 
     # -- checkpoints
@@ -311,7 +383,11 @@ class StepRecorder:
     def saved(self, path: str, after_step: Optional[int] = None, **details: Any) -> None:
         """A checkpoint is complete. Its path is kept: many jobs give it its name by a rename."""
         path = os.path.abspath(path)
-        self.saves[path] = {"after_step": self.steps, **self.overlapped()} if after_step is None else {"after_step": after_step}
+        self.saves[path] = (
+            {"after_step": self.steps, **self.overlapped()}
+            if after_step is None
+            else {"after_step": after_step}
+        )
         self.recording.write("save", path=path, done=True, **self.saves[path], **details)
 
     def renamed(self, source: Any, target: Any) -> None:
@@ -322,7 +398,9 @@ class StepRecorder:
         for path in [path for path in self.saves if path == old or path.startswith(old + os.sep)]:
             renamed = new + path[len(old) :]
             self.saves[renamed] = self.saves.pop(path)
-            self.recording.write("save", path=renamed, done=True, renamed=path, **self.saves[renamed])
+            self.recording.write(
+                "save", path=renamed, done=True, renamed=path, **self.saves[renamed]
+            )
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
@@ -337,9 +415,15 @@ def stack_height() -> int:
 
 
 def consumed_from(queue: Deque[Any], moved: bool) -> int:
-    """Which batch a backward pass consumed; it and those before it leave the queue. `moved`: batches are copied to a device, so that the job lets
-    go of the tensors that came out of the loader: of two, the first is then the one."""
-    held = [number for number, references in queue if any(reference() is not None for reference in references)]
+    """Which batch a backward pass consumed; it and those before it leave the queue. `moved`:
+    batches are copied to a device, so that the job lets go of the tensors that came out of the
+    loader: of two, the first is then the one.
+    """
+    held = [
+        number
+        for number, references in queue
+        if any(reference() is not None for reference in references)
+    ]
     if moved and len(queue) <= 2:
         chosen = queue[0][0]
     else:
@@ -354,7 +438,9 @@ def on_device(loss: Any) -> bool:
 
 
 def as_number(loss: Any) -> Any:
-    """A loss as a number; one that has several elements, or none, is left out. On a GPU this is read after the step, when it is there anyway."""
+    """A loss as a number; one that has several elements, or none, is left out. On a GPU this is
+    read after the step, when it is there anyway.
+    """
     try:
         return float(loss.item()) if hasattr(loss, "item") else float(loss)
     except (ValueError, TypeError, RuntimeError):
@@ -362,7 +448,8 @@ def as_number(loss: Any) -> Any:
 
 
 existing: Optional[StepRecorder] = None
-own = threading.local()  # what this thread is inside of, for hooks that are called within one another
+# what this thread is inside of, for hooks that are called within one another
+own = threading.local()
 
 
 def recorder() -> Optional[StepRecorder]:
@@ -376,8 +463,12 @@ def recorder() -> Optional[StepRecorder]:
     return existing
 
 
-def quietly(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> Any:
-    """Do `work` for the record: what fails there is recorded as trouble, and the job goes on. `found`: the recorder, where it is known."""
+def quietly(
+    what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None
+) -> Any:
+    """Do `work` for the record: what fails there is recorded as trouble, and the job goes on.
+    `found`: the recorder, where it is known.
+    """
     found = found or recorder()
     if found is None:
         return None
@@ -388,7 +479,9 @@ def quietly(what: str, work: Callable[[StepRecorder], Any], found: Optional[Step
         return None
 
 
-def with_planned_failures(what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None) -> None:
+def with_planned_failures(
+    what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None
+) -> None:
     """As `quietly`, but a planned failure that is an exception goes through to the job."""
     found = found or recorder()
     if found is None:

@@ -1,23 +1,21 @@
 """Every error ECRL raises on purpose, and the exit code each one ends the command with.
 
-EcrlError
-├── InputError                2   bad input or configuration; nothing was written
-│   ├── ConfigError               a key, a value or a combination
-│   ├── DatasetError              a data set that is missing, damaged or unreadable
-│   ├── RunDirectoryError         a folder that is not a run, another run's, or not writable
-│   └── RecordError               a record that cannot be read (torn in the middle, wrong schema)
-├── EvidenceMissing           3   what would be judged is not there
-├── NoValidCheckpoint         4   checkpoints exist, none passes the integrity check
-├── StorageError              5   the file system refused, with its errno
-├── CheckpointConflict        5   another, different checkpoint already holds that name
-├── LossNotFinite             1   a loss that is NaN or infinite: the step is neither logged nor saved; a restart may cure it
-├── NoProgress                7   restarts spent, or two in a row gained no step
-│   └── Hung                  6   the same, and what gained no step hung
-├── RunHeld                   8   another supervisor owns the run directory
-├── Fenced                    9   a newer attempt owns the store
-└── Stopped             130/143   SIGINT; SIGTERM or SIGHUP; the run can be resumed
+EcrlError ├── InputError                2   bad input or configuration; nothing was written │   ├──
+ConfigError               a key, a value or a combination │   ├── DatasetError              a data
+set that is missing, damaged or unreadable │   ├── RunDirectoryError         a folder that is not a
+run, another run's, or not writable │   └── RecordError               a record that cannot be read
+(torn in the middle, wrong schema) ├── EvidenceMissing           3   what would be judged is not
+there ├── NoValidCheckpoint         4   checkpoints exist, none passes the integrity check ├──
+StorageError              5   the file system refused, with its errno ├── CheckpointConflict
+5   another, different checkpoint already holds that name ├── LossNotFinite             1   a loss
+that is NaN or infinite: the step is neither logged nor saved; a restart may cure it ├── NoProgress
+7   restarts spent, or two in a row gained no step │   └── Hung                  6   the same, and
+what gained no step hung ├── RunHeld                   8   another supervisor owns the run directory
+├── Fenced                    9   a newer attempt owns the store └── Stopped             130/143
+SIGINT; SIGTERM or SIGHUP; the run can be resumed
 
-What nobody foresaw ends the command with DEFECT (70). The printed form is one line: ``ecrl: error: E-<code> <key>: <fact>; <remedy>``.
+What nobody foresaw ends the command with DEFECT (70). The printed form is one line: ``ecrl: error:
+E-<code> <key>: <fact>; <remedy>``.
 """
 
 from __future__ import annotations
@@ -34,13 +32,21 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def visible(text: object) -> str:
-    """`text` on one line of a terminal: control characters, marks that turn text around and bytes that are no text are shown as escapes."""
+    """`text` on one line of a terminal: control characters, marks that turn text around and bytes
+    that are no text are shown as escapes.
+    """
     plain = str(text)
-    return plain if plain.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+    return (
+        plain
+        if plain.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+    )
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """The type and the first line of what `error` says: of errors that are not ours, whose texts may be long."""
+    """The type and the first line of what `error` says: of errors that are not ours, whose texts
+    may be long.
+    """
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:limit]
 
 
@@ -111,7 +117,9 @@ class StorageError(EcrlError):
 
     @classmethod
     def of(cls, call: str, path: object, error: OSError) -> StorageError:
-        """The error of file-system call `call` on `path` (None: the system names none), with the errno by name (and by number in `errno`)."""
+        """The error of file-system call `call` on `path` (None: the system names none), with the
+        errno by name (and by number in `errno`).
+        """
         name = errno_names.errorcode.get(error.errno or 0, "unknown errno")
         where = "" if path is None else f" at {path}"
         made = cls(call, f"{name}{where} ({error.strerror or error})")
@@ -124,7 +132,9 @@ class CheckpointConflict(StorageError):
 
 
 class LossNotFinite(EcrlError):
-    """A step whose loss is NaN or infinite. Not incurable: the attempt dies, the next one goes on from the last checkpoint."""
+    """A step whose loss is NaN or infinite. Not incurable: the attempt dies, the next one goes on
+    from the last checkpoint.
+    """
 
     code = "loss"
 

@@ -1,4 +1,5 @@
-"""For pytest (entry point `pytest11`): a test that names a training command has it audited, and fails with the diagnosis.
+"""For pytest (entry point `pytest11`): a test that names a training command has it audited, and
+fails with the diagnosis.
 
     @pytest.mark.ecrl_audit("python train.py --steps 40 --out {dir}", "audit.failures=1")
     def test_the_job_comes_back_exactly():
@@ -8,7 +9,8 @@
         verdict = ecrl_audit(["python", "train.py", "--out", "{dir}"], "audit.references=1")
         assert verdict["status"] == "valid"
 
-`python` as the first word is the interpreter that runs pytest. The command runs in pytest's root folder (docs/ci.md).
+`python` as the first word is the interpreter that runs pytest. The command runs in pytest's root
+folder (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ _MARK = "ecrl_audit"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    line = f"{_MARK}(command, *keys): audit the command before the test, which fails with the diagnosis where it is not valid"
+    line = (
+        f"{_MARK}(command, *keys): audit the command before the test, which fails with the"
+        " diagnosis where it is not valid"
+    )
     config.addinivalue_line("markers", line)
 
 
 @pytest.fixture
 def ecrl_audit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """`ecrl_audit(COMMAND, *KEYS, check=True)`: the verdict on the command as in audit.json; with `check` the test fails where it is not valid.
+    """`ecrl_audit(COMMAND, *KEYS, check=True)`: the verdict on the command as in audit.json; with
+    `check` the test fails where it is not valid.
 
     COMMAND: one text, or its words, with {dir} where the job writes. KEYS: as for `ecrl audit`.
     """
@@ -61,13 +67,29 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     return (yield)
 
 
-def _audited(command: str | Sequence[str], keys: Sequence[str], cwd: Path, folder: Path, check: bool) -> dict[str, Any]:
-    """Runs `ecrl audit` in a process of its own, which ends what the job leaves behind; pytest.fail where it cannot be judged, or is not valid."""
+def _audited(
+    command: str | Sequence[str], keys: Sequence[str], cwd: Path, folder: Path, check: bool
+) -> dict[str, Any]:
+    """Runs `ecrl audit` in a process of its own, which ends what the job leaves behind; pytest.fail
+    where it cannot be judged, or is not valid.
+    """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if words[:1] in (["python"], ["python3"]):
         words[0] = sys.executable
-    order = [sys.executable, "-m", "ecrl_cli.cli.main", "audit", "--json", *keys, f"run_dir={folder}", "--", *words]
-    done = subprocess.run(order, cwd=cwd, capture_output=True, text=True, errors="replace", check=False)
+    order = [
+        sys.executable,
+        "-m",
+        "ecrl_cli.cli.main",
+        "audit",
+        "--json",
+        *keys,
+        f"run_dir={folder}",
+        "--",
+        *words,
+    ]
+    done = subprocess.run(
+        order, cwd=cwd, capture_output=True, text=True, errors="replace", check=False
+    )
     try:
         verdict: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

@@ -1,4 +1,6 @@
-"""What every kind of failure must keep to. A test class that inherits `FailureKindContract` gives the fixtures `kind` and `conf`."""
+"""What every kind of failure must keep to. A test class that inherits `FailureKindContract` gives
+the fixtures `kind` and `conf`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ IN_A_SAVE = (Victim.WRITER, Victim.SAVE)
 
 
 def run_config(*entries: str, **more: Any) -> RunConfig:
-    settings = {"world_size": 3, "target_steps": 100, "checkpoint": CheckpointConfig(every=6)} | more
+    settings = {
+        "world_size": 3,
+        "target_steps": 100,
+        "checkpoint": CheckpointConfig(every=6),
+    } | more
     return replace(RunConfig(failure=FailureConfig("listed", entries=entries)), **settings)
 
 
@@ -44,7 +50,11 @@ def refused(kind: FaultKind, text: str, fact: str) -> None:
     """One line, under the key that was typed, that quotes what was."""
     with pytest.raises(ConfigError, match=fact) as caught:
         plan(run_config(f"{kind.name}{text}"))
-    assert caught.value.key == "failure.entries" and "\n" not in caught.value.line() and f"'{kind.name}@" in caught.value.fact
+    assert (
+        caught.value.key == "failure.entries"
+        and "\n" not in caught.value.line()
+        and f"'{kind.name}@" in caught.value.fact
+    )
 
 
 class FailureKindContract:
@@ -54,38 +64,67 @@ class FailureKindContract:
 
     def test_it_describes_itself_in_one_sentence(self, kind: FaultKind) -> None:
         for text in (kind.description, kind.shows, kind.text):
-            assert text and "\n" not in text and not text.endswith(".") and ". " not in text and len(text) <= 150, text
+            assert (
+                text
+                and "\n" not in text
+                and not text.endswith(".")
+                and ". " not in text
+                and len(text) <= 150
+            ), text
         assert kind.text.format(seconds=kind.seconds)
 
-    def test_its_yaml_file_names_it_and_begins_with_its_description(self, kind: FaultKind, conf: Path) -> None:
+    def test_its_yaml_file_names_it_and_begins_with_its_description(
+        self, kind: FaultKind, conf: Path
+    ) -> None:
         text = (conf / "failure" / f"{kind.name}.yaml").read_text(encoding="utf-8")
-        assert text.startswith(f"# {kind.description}\n") and yaml.safe_load(text) == {"kind": kind.name}
+        assert text.startswith(f"# {kind.description}\n") and yaml.safe_load(text) == {
+            "kind": kind.name
+        }
 
     def test_what_it_says_of_itself_is_consistent(self, kind: FaultKind) -> None:
         own = type(kind)
         assert kind.moments and set(kind.moments) <= set(MOMENTS)
         assert ("save" in kind.moments) == (kind.victim in IN_A_SAVE)
-        assert "wall" not in kind.moments or kind.sends is not None, "the supervisor must have a signal to send"
+        assert "wall" not in kind.moments or kind.sends is not None, (
+            "the supervisor must have a signal to send"
+        )
         assert "rest" not in kind.moments or own.inject_at_rest is not FaultKind.inject_at_rest
         by_itself = set(kind.moments) - {"rest", "wall"}
-        assert not by_itself or own.inject is not FaultKind.inject or own.inject_into_save is not FaultKind.inject_into_save
+        assert (
+            not by_itself
+            or own.inject is not FaultKind.inject
+            or own.inject_into_save is not FaultKind.inject_into_save
+        )
         assert not kind.point or "save" in kind.moments
         assert kind.lasts == 1 or (kind.seconds > 0 and kind.ends is Ends.NOTHING)
         assert 0 <= kind.share <= 1 and kind.seconds >= 0
         if kind.ends is Ends.NOTHING:
-            assert not (kind.death or kind.hangs or kind.graceful or kind.supervisor_exit), "nothing ends of it"
+            assert not (kind.death or kind.hangs or kind.graceful or kind.supervisor_exit), (
+                "nothing ends of it"
+            )
             assert own.trace is not FaultKind.trace, "what lives on must show what happened to it"
         elif kind.ends is Ends.VICTIM:
-            assert kind.victim.is_rank and kind.death and not (kind.hangs or kind.graceful or kind.supervisor_exit)
+            assert (
+                kind.victim.is_rank
+                and kind.death
+                and not (kind.hangs or kind.graceful or kind.supervisor_exit)
+            )
         else:
             ends_by = (kind.death, kind.hangs, kind.graceful, kind.supervisor_exit)
             assert any(each not in (None, False) for each in ends_by), "how does its attempt end?"
         assert kind.death is None or (kind.death.exit_code is None) != (kind.death.signal is None)
         assert not kind.stalls_exchange or kind.hangs
-        assert not kind.may_cut_update or kind.ends is not Ends.NOTHING, "somebody would go on with half an update"
+        assert not kind.may_cut_update or kind.ends is not Ends.NOTHING, (
+            "somebody would go on with half an update"
+        )
 
     def test_it_is_planned_and_told_in_one_line_for_each_moment(self, kind: FaultKind) -> None:
-        before = {"rest": f"kill@{STEP}:0", "start": f"kill@{STEP}:0", "rendezvous": f"kill@{STEP}:0", "load": f"kill@{STEP}:0"}
+        before = {
+            "rest": f"kill@{STEP}:0",
+            "start": f"kill@{STEP}:0",
+            "rendezvous": f"kill@{STEP}:0",
+            "load": f"kill@{STEP}:0",
+        }
         for moment in kind.moments:
             text = f"{kind.name}@3.5s" if moment == "wall" else f"{kind.name}@{STEP}.{moment}"
             planned = plan(run_config(*([before[moment]] if moment in before else []), text))
@@ -106,30 +145,48 @@ class FailureKindContract:
             refused(kind, f"@{STEP}:1", "not rank 1|rank 0 only")
         elif kind.victim is Victim.RANK:
             refused(kind, f"@{STEP}:0+1", "takes one rank alone")
-        if plain(kind) and (not kind.takes_share or moment not in ("forward", "backward", "optimizer")):
+        if plain(kind) and (
+            not kind.takes_share or moment not in ("forward", "backward", "optimizer")
+        ):
             refused(kind, f"@{STEP}/0.25", "has no share")
         if kind.takes_rank:
             with pytest.raises(ConfigError, match="rank 7 does not exist"):
                 plan(run_config(f"{kind.name}@{STEP}:7"))
 
-    def test_records_that_lack_its_trace_are_not_valid(self, kind: FaultKind, tmp_path: Path) -> None:
-        """The failure is claimed in a run to which nothing happened: each entry that it stands for is missed."""
+    def test_records_that_lack_its_trace_are_not_valid(
+        self, kind: FaultKind, tmp_path: Path
+    ) -> None:
+        """The failure is claimed in a run to which nothing happened: each entry that it stands for
+        is missed.
+        """
         text = f"{kind.name}@{STEP}{LONG_S if kind.seconds else ''}"
         builder = UndisturbedBuilder(tmp_path / "run", listed(text))
         run = builder.build()
         for entry in plan(builder.config):
             at_step = 18 if entry.moment == "save" else STEP
-            builder.fault_fired(entry.index, 0, at_step=at_step, detail="checkpoints/step_00000018/model.safetensors: bytes 5 changed")
+            builder.fault_fired(
+                entry.index,
+                0,
+                at_step=at_step,
+                detail="checkpoints/step_00000018/model.safetensors: bytes 5 changed",
+            )
         case = Case(load(run))
         for entry, fired in zip(plan(builder.config), case.run.fired, strict=True):
             notes = FindingBuilder("failures-once")
             check_effect(case, fired, entry, notes)
             finding = notes.finding("")
-            assert finding.status != VALID and f"entry {entry.index}" in finding.message, (entry, finding)
+            assert finding.status != VALID and f"entry {entry.index}" in finding.message, (
+                entry,
+                finding,
+            )
 
     def test_its_module_imports_torch_inside_functions_only(self, kind: FaultKind) -> None:
         """Supervisor and judge have no torch."""
-        assert not re.search(r"^(import|from) torch\b", inspect.getsource(inspect.getmodule(type(kind)) or re), re.MULTILINE)
+        assert not re.search(
+            r"^(import|from) torch\b",
+            inspect.getsource(inspect.getmodule(type(kind)) or re),
+            re.MULTILINE,
+        )
 
 
 def plain(kind: FaultKind) -> bool:

@@ -1,7 +1,9 @@
-"""Real ranks, as the zygote forks them, under a supervisor that only does what live recovery asks of one.
+"""Real ranks, as the zygote forks them, under a supervisor that only does what live recovery asks
+of one.
 
-`python -m tests.contract.live_rig ROOT CASES`. CASES: JSON, {name: {config keys by dotted name, "plan": [PlannedFailure keys]}}. Each case runs
-in the folder ROOT/name as a run directory. Torch is imported once; every rank is forked from here.
+`python -m tests.contract.live_rig ROOT CASES`. CASES: JSON, {name: {config keys by dotted name,
+"plan": [PlannedFailure keys]}}. Each case runs in the folder ROOT/name as a run directory. Torch is
+imported once; every rank is forked from here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, RankError, SpareReady
+from ecrl_cli.records.messages import (
+    Assignment,
+    AttemptSpec,
+    Hello,
+    LeftAttempt,
+    RankError,
+    SpareReady,
+)
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.launch.forked_ranks import load, share_memory
@@ -41,7 +50,8 @@ SILENT_S = 60.0  # no case takes as long between two things that happen
 
 def main(root: Path, cases: dict[str, Any]) -> None:
     listening.KINDS.update(left=LeftAttempt, standby=SpareReady)
-    load(("torch._dynamo",))  # DDP's constructor imports it, each forked rank anew where its parent has not
+    # DDP's constructor imports it, each forked rank anew where its parent has not
+    load(("torch._dynamo",))
     share_memory()
     port = start_store()
     for number, (name, case) in enumerate(cases.items()):
@@ -51,11 +61,17 @@ def main(root: Path, cases: dict[str, Any]) -> None:
 class Case:
     def __init__(self, layout: RunLayout, case: dict[str, Any], port: int, number: int) -> None:
         self.layout, self.port, self.number = layout, port, number
-        self.plan = tuple(decode(PlannedFailure, {"index": i, "kind": "kill", **entry}) for i, entry in enumerate(case.pop("plan", [])))
+        self.plan = tuple(
+            decode(PlannedFailure, {"index": i, "kind": "kill", **entry})
+            for i, entry in enumerate(case.pop("plan", []))
+        )
         self.config = configured(case)
         layout.fired.mkdir(parents=True)
         write_run_config(layout, self.config)
-        self.listener, self.board = ControlServer(layout), HeartbeatTable.create(self.config.world_size)
+        self.listener, self.board = (
+            ControlServer(layout),
+            HeartbeatTable.create(self.config.world_size),
+        )
         self.pids: dict[int, int] = {}  # by rank of the running attempt
         self.alive: dict[int, int] = {}  # by descriptor, the process
         self.left: dict[int, tuple[LeftAttempt, Connection]] = {}
@@ -70,8 +86,13 @@ class Case:
         for _ in range(self.config.supervision.spares):
             self.fork(self.spare)
         while set(self.alive.values()) & set(self.pids.values()):
-            ready, _, _ = select.select([*self.alive, self.listener, *self.connections], [], [], SILENT_S)
-            assert ready, f"{self.layout.root.name}: processes {sorted(self.alive.values())} hang in attempt {self.attempt}"
+            ready, _, _ = select.select(
+                [*self.alive, self.listener, *self.connections], [], [], SILENT_S
+            )
+            assert ready, (
+                f"{self.layout.root.name}: processes {sorted(self.alive.values())} hang in attempt"
+                f" {self.attempt}"
+            )
             self.turn(ready)
             living = {rank for rank, pid in self.pids.items() if pid in self.alive.values()}
             if living and living <= {left.rank for left, _ in self.left.values()}:
@@ -110,7 +131,10 @@ class Case:
             self.left[message.pid] = message, connection
         elif isinstance(message, SpareReady):
             self.spares.append(self.connections.pop(connection.socket.fileno()))
-            self.spare_pids = {**getattr(self, "spare_pids", {}), connection.socket.fileno(): message.pid}
+            self.spare_pids = {
+                **getattr(self, "spare_pids", {}),
+                connection.socket.fileno(): message.pid,
+            }
         elif isinstance(message, RankError):
             sys.stderr.write(f"{self.layout.root.name}: {message.text}\n")
 
@@ -119,7 +143,8 @@ class Case:
         steps = {left.global_step for left, _ in self.left.values()}
         assert len(steps) == 1, f"left after steps {steps}"
         before, dead = len(self.pids), [rank for rank in self.pids if rank not in living]
-        placement: list[tuple[int, int, Connection, bool]] = []  # origin, process, connection, joined
+        # origin, process, connection, joined
+        placement: list[tuple[int, int, Connection, bool]] = []
         for rank in range(before):
             if rank in living:
                 pid = self.pids[rank]
@@ -131,9 +156,15 @@ class Case:
         self.attempt += 1
         step, joined = steps.pop(), tuple(new for new, place in enumerate(placement) if place[3])
         fired = {int(path.stem) for path in self.layout.fired.iterdir()}
-        order = AttemptSpec(self.attempt, len(placement), step, None, step, pending(self.plan, fired))
+        order = AttemptSpec(
+            self.attempt, len(placement), step, None, step, pending(self.plan, fired)
+        )
         order = dataclasses.replace(
-            order, continues=self.attempt - 1, memory="survivors", origins=tuple(place[0] for place in placement), joined=joined
+            order,
+            continues=self.attempt - 1,
+            memory="survivors",
+            origins=tuple(place[0] for place in placement),
+            joined=joined,
         )
         self.left = {}
         self.open(order)
@@ -174,7 +205,9 @@ class Case:
         return pid
 
     def rank(self, rank: int) -> int:
-        place = Rendezvous(rank, self.config.world_size, TcpStoreAddress(HOST, self.port, self.prefix))
+        place = Rendezvous(
+            rank, self.config.world_size, TcpStoreAddress(HOST, self.port, self.prefix)
+        )
         return worker.run_rank(self.layout.root, 0, place, monotonic())
 
     def spare(self) -> int:

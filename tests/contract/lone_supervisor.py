@@ -1,4 +1,5 @@
-"""A supervisor to be killed: launches two waiting ranks, prints their ids and the launcher's own, waits.
+"""A supervisor to be killed: launches two waiting ranks, prints their ids and the launcher's own,
+waits.
 
 `python -m tests.contract.lone_supervisor KIND RUN_DIR`
 """

@@ -1,4 +1,6 @@
-"""What the tests of launchers and supervisor share: a run directory with a script, a launcher of stand-in workers."""
+"""What the tests of launchers and supervisor share: a run directory with a script, a launcher of
+stand-in workers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class StandinLauncher:
 
 
 def registered_launcher(name: str, module: str) -> Launcher:
-    """The launcher that is registered as `name`. One that is warm has imported `module` and no torch."""
+    """The launcher that is registered as `name`. One that is warm has imported `module` and no
+    torch.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zygote, "preload", lambda config: (module,))
         made: Launcher = LAUNCHERS.of(name).load().make(RunConfig())

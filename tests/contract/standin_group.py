@@ -1,4 +1,6 @@
-"""A rank that joins the process group as a training rank does, says that it is there, and ends well when the file `go` appears."""
+"""A rank that joins the process group as a training rank does, says that it is there, and ends well
+when the file `go` appears.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stands in for runs.kept: claims the entries and ends as its run's `stays.json` says, one line per stay; no supervisor, no ranks."""
+"""Stands in for runs.kept: claims the entries and ends as its run's `stays.json` says, one line per
+stay; no supervisor, no ranks.
+"""
 
 from __future__ import annotations
 

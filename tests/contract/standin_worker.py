@@ -1,11 +1,14 @@
-"""A rank that needs no torch: says hello, plays its part, ends. For the launchers' contract and the supervisor's tests.
+"""A rank that needs no torch: says hello, plays its part, ends. For the launchers' contract and the
+supervisor's tests.
 
-`script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to its part, `END` or `STEPS:END`:
-STEPS are beaten and logged as done; then END: an exit code; `kill` (SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late`
-(it is, then `kill`); `trouble` (say that the input is bad, then exit 2); the name of a signal (it sends that to itself). A rank without a part
-waits. `kernels` prints which torch would compute with, and ends well.
-Those that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass: `freeze` (SIGSTOP itself), `spin`,
-`grasp` (sleep, and never give back Python's lock). `obey_stop` goes on stepping until it learns where to stop, and ends there, well.
+`script.json` holds one object per attempt (the last one serves all later ones) that maps a rank to
+its part, `END` or `STEPS:END`: STEPS are beaten and logged as done; then END: an exit code; `kill`
+(SIGKILL itself); `wait` (for ever); `done` (the target is reached); `late` (it is, then `kill`);
+`trouble` (say that the input is bad, then exit 2); the name of a signal (it sends that to itself).
+A rank without a part waits. `kernels` prints which torch would compute with, and ends well. Those
+that hang do so in the forward pass of the step after STEPS, the others wait in its backward pass:
+`freeze` (SIGSTOP itself), `spin`, `grasp` (sleep, and never give back Python's lock). `obey_stop`
+goes on stepping until it learns where to stop, and ends there, well.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ HANGING = ("freeze", "spin", "grasp")
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout, rank = RunLayout(run_dir), rendezvous.rank
-    control = Control(layout, Hello(rank, os.getpid(), attempt, started, stacks=control_client.answer_stack_dumps()))
+    control = Control(
+        layout,
+        Hello(rank, os.getpid(), attempt, started, stacks=control_client.answer_stack_dumps()),
+    )
     control.attach()
     heartbeat = HeartbeatWriter(control.heartbeats, rank)
     sys.stdout.write(f"rank {rank} of {rendezvous.world_size} prints\n")
@@ -49,7 +55,11 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
         heartbeat.step(step)
         heartbeat.phase("backward")
         heartbeat.phase("logging")
-        journal.append(RankLine(step, 0, step - 1, rank, rendezvous.world_size, "", 0, 0.5, attempt, 0.0, 0.0, 0.0))
+        journal.append(
+            RankLine(
+                step, 0, step - 1, rank, rendezvous.world_size, "", 0, 0.5, attempt, 0.0, 0.0, 0.0
+            )
+        )
 
     for step in range(1, int(steps or 0) + 1):
         do(step)
@@ -76,7 +86,9 @@ def hang(how: str) -> NoReturn:
 
 
 def obey_stop(rank: int, step: int, heartbeat: HeartbeatWriter, do: Callable[[int], None]) -> int:
-    """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for it and then catch up."""
+    """Rank 0 steps until the word comes; the others, which nothing keeps in step with it, wait for
+    it and then catch up.
+    """
     while (until := heartbeat.stop_after(step)) is None:
         time.sleep(0.001)
         if rank == 0:
@@ -101,7 +113,10 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
         sys.stdout.write(f"computes with {torch.backends.cpu.get_cpu_capability()}\n")
         return 0
     if end in ("done", "late"):
-        write_json(layout.attempt(attempt).final, encode(FinalState(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)))
+        write_json(
+            layout.attempt(attempt).final,
+            encode(FinalState(1, attempt, 0.0, 0.0, "", "", "", "", 0.5)),
+        )
         if end == "late":
             os.kill(os.getpid(), signal.SIGKILL)
         return 0
@@ -113,7 +128,9 @@ def finish(end: str, layout: RunLayout, attempt: int, rank: int, control: Contro
 
 
 def wait_for_peers(folder: Path, where: str, rank: int, world_size: int) -> None:
-    """All are up before any acts, so that a test knows who is alive; all have done their steps before any ends: how far they came is known then."""
+    """All are up before any acts, so that a test knows who is alive; all have done their steps
+    before any ends: how far they came is known then.
+    """
     (folder / f".{where}{rank}").write_text(str(os.getpid()))
     (folder / f".{where}{rank}").rename(folder / f"{where}{rank}")
     while not all((folder / f"{where}{peer}").exists() for peer in range(world_size)):

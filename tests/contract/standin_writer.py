@@ -1,4 +1,6 @@
-"""A background writer that only answers: `python -m tests.contract.standin_writer RUN_DIR LISTENING_FD`. A file `hang` in RUN_DIR makes it silent."""
+"""A background writer that only answers: `python -m tests.contract.standin_writer RUN_DIR
+LISTENING_FD`. A file `hang` in RUN_DIR makes it silent.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Real processes that train with `recovery.survivors` and die where they are told: `python -m tests.contract.survivors_rig CASES`.
+"""Real processes that train with `recovery.survivors` and die where they are told: `python -m
+tests.contract.survivors_rig CASES`.
 
-CASES: JSON, a list of {ranks, deaths: [[step, rank, n-th gradient]], lossy}. A rank keeps the name it was launched with, and gets a new number with
-each attempt. Prints a JSON list: per case, by name, the digest of a survivor's parameters, buffers and momentum, how many were left, what the
-last gathering gave, and what was redone. Torch is imported once; every rank is forked from here.
+CASES: JSON, a list of {ranks, deaths: [[step, rank, n-th gradient]], lossy}. A rank keeps the name
+it was launched with, and gets a new number with each attempt. Prints a JSON list: per case, by
+name, the digest of a survivor's parameters, buffers and momentum, how many were left, what the last
+gathering gave, and what was redone. Torch is imported once; every rank is forked from here.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ STEPS, BATCH, WIDTH = 8, 24, 64
 
 
 def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    load(("torch._dynamo",))  # DDP's constructor imports it, each forked rank anew where its parent has not
+    # DDP's constructor imports it, each forked rank anew where its parent has not
+    load(("torch._dynamo",))
     share_memory()
     port = start_store()
     return [run(case, number, port) for number, case in enumerate(cases)]
@@ -50,7 +53,9 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
     while living:
         ready, _, _ = select.select([member.said for member in living.values()], [], [], 60.0)
         assert ready, f"ranks {sorted(living)} hang"
-        for name, member in [(name, member) for name, member in living.items() if member.said in ready]:
+        for name, member in [
+            (name, member) for name, member in living.items() if member.said in ready
+        ]:
             said = os.read(member.said, 65536)
             if said.startswith(b"left"):
                 left[name] = int(said.split()[1])
@@ -60,10 +65,17 @@ def run(case: dict[str, Any], number: int, port: int) -> dict[str, Any]:
             if status:
                 board.mark_dead(next(rank for rank, each in ranks.items() if each is member))
                 left.pop(name, None)
-            results[str(name)] = json.loads(said) if said else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
+            results[str(name)] = (
+                json.loads(said)
+                if said
+                else {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status)}
+            )
         if living and left.keys() == living.keys():
             assert len(set(left.values())) == 1, f"left after different steps: {left}"
-            attempt, ranks = attempt + 1, dict(enumerate(member for member in ranks.values() if member in living.values()))
+            attempt, ranks = (
+                attempt + 1,
+                dict(enumerate(member for member in ranks.values() if member in living.values())),
+            )
             left = {}
             board.clear()
             board.set_members(len(ranks))
@@ -90,7 +102,9 @@ def start(name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[i
         die_with_parent(parent)
         faulthandler.dump_traceback_later(50, exit=True)
         try:
-            os.write(say, json.dumps(FakeTrainer(name, case, board, where).life(say, hear)).encode())
+            os.write(
+                say, json.dumps(FakeTrainer(name, case, board, where).life(say, hear)).encode()
+            )
             os._exit(0)
         except BaseException as error:
             sys.stderr.write(f"rank {name}: {type(error).__name__}: {error}\n")
@@ -103,12 +117,17 @@ def start(name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[i
 class FakeTrainer:
     """A model with buffers and many small buckets, trained by whoever is left."""
 
-    def __init__(self, name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[int, int]) -> None:
+    def __init__(
+        self, name: int, case: dict[str, Any], board: HeartbeatTable, where: tuple[int, int]
+    ) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.name, self.case, self.board, self.number = name, case, board, where[1]
         self.store = dist.TCPStore("127.0.0.1", where[0], is_master=False)
-        blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(5)]
+        blocks = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
+            for _ in range(5)
+        ]
         self.model = nn.Sequential(*blocks, nn.Linear(WIDTH, 10))
         self.ddp = DistributedDataParallel(
             self.model,
@@ -132,15 +151,34 @@ class FakeTrainer:
                 self.redone += self.peers.redone
                 os.write(say, f"left {self.step}".encode())
                 attempt, rank, ranks = map(int, os.read(hear, 100).split())
-        state = [*self.model.parameters(), *self.model.buffers(), *(entry["momentum_buffer"] for entry in self.optimizer.state.values())]
-        digest = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in state)).hexdigest()
+        state = [
+            *self.model.parameters(),
+            *self.model.buffers(),
+            *(entry["momentum_buffer"] for entry in self.optimizer.state.values()),
+        ]
+        digest = hashlib.sha256(
+            b"".join(tensor.detach().numpy().tobytes() for tensor in state)
+        ).hexdigest()
         redone = [asdict(each) for each in self.redone]
-        return {"digest": digest, "ranks": ranks, "gathered": self.gathered, "redone": redone, "buckets": len(self.peers.parameters)}
+        return {
+            "digest": digest,
+            "ranks": ranks,
+            "gathered": self.gathered,
+            "redone": redone,
+            "buckets": len(self.peers.parameters),
+        }
 
     def attend(self, attempt: int, rank: int, ranks: int) -> None:
         lossy = self.case.get("lossy", True)
         prefix = f"case{self.number}.{attempt}"
-        self.peers = FaultTolerantGroup(self.store, prefix, rank, HeartbeatMembership(self.board), timedelta(seconds=20), lossy=lossy)
+        self.peers = FaultTolerantGroup(
+            self.store,
+            prefix,
+            rank,
+            HeartbeatMembership(self.board),
+            timedelta(seconds=20),
+            lossy=lossy,
+        )
         self.peers.form(ranks)
         while self.step < STEPS:
             self.train(self.step + 1, rank, ranks)
@@ -151,11 +189,17 @@ class FakeTrainer:
 
     def train(self, step: int, rank: int, ranks: int) -> None:
         draw = torch.Generator().manual_seed(step)
-        x, y = torch.randn(BATCH, WIDTH, generator=draw), torch.randint(0, 10, (BATCH,), generator=draw)
+        x, y = (
+            torch.randn(BATCH, WIDTH, generator=draw),
+            torch.randint(0, 10, (BATCH,), generator=draw),
+        )
         mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
         before = [buffer.clone() for buffer in self.model.buffers()]
         self.peers.begin(step)
-        arm(self.model, [place for at, who, place in self.case["deaths"] if (at, who) == (step, self.name)])
+        arm(
+            self.model,
+            [place for at, who, place in self.case["deaths"] if (at, who) == (step, self.name)],
+        )
         self.optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(self.ddp(x[mine]), y[mine]).backward()
         try:
@@ -168,10 +212,14 @@ class FakeTrainer:
 
 
 def arm(model: nn.Module, places: list[int]) -> None:
-    """Die when the `place`-th gradient of this step is there, counted in the order of the backward pass."""
+    """Die when the `place`-th gradient of this step is there, counted in the order of the backward
+    pass.
+    """
     parameters = list(reversed(list(model.parameters())))
     for place in places:
-        parameters[place].register_post_accumulate_grad_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        parameters[place].register_post_accumulate_grad_hook(
+            lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What every strategy with another checkpointer keeps: its steps say what they are, a damaged one is refused or put on record, nothing is claimed
-that only ECRL's own store has."""
+"""What every strategy with another checkpointer keeps: its steps say what they are, a damaged one
+is refused or put on record, nothing is claimed that only ECRL's own store has.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ from ecrl_cli.checkpoint.strategies.foreign import Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.config.machine import check_machine
-from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, StorageConfig, SupervisionConfig, WriteModeConfig
+from ecrl_cli.config.schema import (
+    CheckpointConfig,
+    RecoveryConfig,
+    RunConfig,
+    StorageConfig,
+    SupervisionConfig,
+    WriteModeConfig,
+)
 from ecrl_cli.config.strategies import FOREIGN, StrategyKind
 from ecrl_cli.errors import ConfigError, EcrlError, StorageError
 from ecrl_cli.failures.plan import plan
@@ -48,7 +56,8 @@ from tests.needs import require
 from tests.unit.checkpoint_support import flip
 from tests.unit.test_checkpoint_train_state import Run, lines
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # here it is; async_save says so in its thread
+# here it is; async_save says so in its thread
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 NAMES = [kind.name for kind in FOREIGN]
 KINDS = {kind.name: kind for kind in FOREIGN}
 SILENT = "torchsnapshot"  # version 0.1.0 does not wait for what its readers raise
@@ -86,14 +95,18 @@ def strategy(kind: StrategyKind, run: Run, tmp_path: Path) -> Iterator[Strategy]
 
 def prepared(kind: StrategyKind, run: Run, folder: Path) -> Strategy:
     clock = SpanClock(Journal(RunLayout(folder).attempt(0).spans(0)), 0, monotonic(), "compute")
-    made = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(folder), 0, clock))
+    made = make_strategy(
+        StrategyInputs(config_of(kind), run.train_state, RunLayout(folder), 0, clock)
+    )
     made.prepare()
     return made
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the name of a strategy, a run directory with a step that it saved: once, because a checkpointer may start a process that imports torch."""
+    """By the name of a strategy, a run directory with a step that it saved: once, because a
+    checkpointer may start a process that imports torch.
+    """
 
     @cache
     def made(name: str) -> Path:
@@ -121,26 +134,53 @@ def examined(kind: StrategyKind, step: Path, run_id: str = "") -> IntegrityRepor
 
 def largest(kind: StrategyKind, step: Path) -> Path:
     """The largest file with tensors."""
-    with_tensors = (path for path in written(step) if path != step / checkpointer_of(kind).committed or path.suffix == ".pt")
+    with_tensors = (
+        path
+        for path in written(step)
+        if path != step / checkpointer_of(kind).committed or path.suffix == ".pt"
+    )
     return max(with_tensors, key=lambda path: path.stat().st_size)
 
 
-def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyKind, step: Path, run: Run, tmp_path: Path) -> None:
-    """Every way in which it can lack something, one after the other; each is refused at its layer."""
+def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(
+    kind: StrategyKind, step: Path, run: Run, tmp_path: Path
+) -> None:
+    """Every way in which it can lack something, one after the other; each is refused at its
+    layer.
+    """
     found, page = examined(kind, step), step / STEP_METADATA
-    events = [line.event for line in lines(tmp_path) if line.global_step == run.progress().global_step]
+    events = [
+        line.event for line in lines(tmp_path) if line.global_step == run.progress().global_step
+    ]
     assert events[:2] == ["submitted", "received"] and "committed" in events
     line = next(line for line in lines(tmp_path) if line.event == "committed")
-    assert found.ok and (found.global_step, found.attempt, found.commit_sha256) == (run.global_step, 0, line.commit_sha256)
+    assert found.ok and (found.global_step, found.attempt, found.commit_sha256) == (
+        run.global_step,
+        0,
+        line.commit_sha256,
+    )
     assert line.bytes == size_of(step) == sum(path.stat().st_size for path in written(step)) > 0
     refusal = examined(kind, step, "another run")
-    assert (refusal.layer, refusal.reason) == ("commit", f"belongs to run {(found.run_id or '')[:8]}")
+    assert (refusal.layer, refusal.reason) == (
+        "commit",
+        f"belongs to run {(found.run_id or '')[:8]}",
+    )
     other = step.rename(step.with_name("step_00000099"))
     assert examined(kind, other).layer == "parts"
     step = other.rename(step)
     whole = page.read_bytes()
-    changed = [{"train": {}}, {"schema_version": 9}, {"tensors": [["a", "torch.float32", 5]]}, {"tensors": [[["a"], "torch.float32", [5]]]}]
-    for spoilt in (b"", b"{}", whole[:-1], *(canonical_json({**parse(whole), **change}) for change in changed)):
+    changed = [
+        {"train": {}},
+        {"schema_version": 9},
+        {"tensors": [["a", "torch.float32", 5]]},
+        {"tensors": [[["a"], "torch.float32", [5]]]},
+    ]
+    for spoilt in (
+        b"",
+        b"{}",
+        whole[:-1],
+        *(canonical_json({**parse(whole), **change}) for change in changed),
+    ):
         page.write_bytes(spoilt)
         assert examined(kind, step).layer == "commit"
     page.write_bytes(canonical_json({**parse(whole), "checkpointer": "another"}))
@@ -152,36 +192,59 @@ def test_a_step_says_what_it_is_and_is_complete_by_its_last_file(kind: StrategyK
     assert not report.ok and report.layer == "parts" and "ENOENT" in report.reason
 
 
-def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(kind: StrategyKind, step: Path, run: Run) -> None:
+def test_what_is_cut_off_cannot_be_loaded_and_that_is_one_line(
+    kind: StrategyKind, step: Path, run: Run
+) -> None:
     sha256 = examined(kind, step).commit_sha256 or ""
     other, data = Run(seed=99), largest(kind, step)
     with pytest.raises(Unreadable, match="not 00000000"):
         restore_foreign(other.train_state, checkpointer_of(kind), step, "0" * 64)
     flip(data, data.stat().st_size // 2)
     report = examined(kind, step)
-    assert report.ok and report.manifest is None  # the check knows nothing of another format, and must not say that it does
+    # the check knows nothing of another format, and must not say that it does
+    assert report.ok and report.manifest is None
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 3])
     if kind.name == SILENT:
-        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in read_step_metadata(PosixFs(), step).tensors}
+        like = {
+            spec.name: torch.empty(spec.shape, dtype=dtype_of(spec))
+            for spec in read_step_metadata(PosixFs(), step).tensors
+        }
         loaded = checkpointer_of(kind).load()().load(like, step / checkpointer_of(kind).state)
-        assert not any(torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng."))  # `state-restored` finds it after the restore
+        # `state-restored` finds it after the restore
+        assert not any(
+            torch.count_nonzero(loaded[name]) for name in like if name.startswith("rng.")
+        )
         return
     with pytest.raises(Unreadable) as error:
         restore_foreign(other.train_state, checkpointer_of(kind), step, sha256)
-    assert "\n" not in error.value.line() and step.name in error.value.fact and checkpointer_of(kind).name in error.value.fact
+    assert (
+        "\n" not in error.value.line()
+        and step.name in error.value.fact
+        and checkpointer_of(kind).name in error.value.fact
+    )
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:41099: Connection reset by peer"),
+        RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error"
+            " [127.0.0.1]:41099: Connection reset by peer"
+        ),
         torch.distributed.DistNetworkError("The client socket has failed to connect"),
         ConnectionResetError(104, "Connection reset by peer"),
         OSError(24, "Too many open files"),
         StorageError.of("open", "state.pt", OSError(24, "Too many open files")),
         CheckpointException("load", {1: _wrap_exception(OSError(24, "Too many open files"))}),
     ],
-    ids=["gloo", "network", "connection", "descriptors", "descriptors-of-ours", "descriptors-of-a-rank-of-dcp"],
+    ids=[
+        "gloo",
+        "network",
+        "connection",
+        "descriptors",
+        "descriptors-of-ours",
+        "descriptors-of-a-rank-of-dcp",
+    ],
 )
 def test_a_peer_that_dies_while_all_load_does_not_condemn_the_checkpoint(
     step: Path, kind: StrategyKind, run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -193,24 +256,39 @@ def test_a_peer_that_dies_while_all_load_does_not_condemn_the_checkpoint(
 
     monkeypatch.setattr(checkpointer_of(kind).load(), "load", fails)
     with pytest.raises(EcrlError, match="tries it again") as raised:
-        restore_foreign(run.train_state, checkpointer_of(kind), step, examined(kind, step).commit_sha256 or "")
-    assert not isinstance(raised.value, Unreadable) and raised.value.exit_code == 1 and step.name in raised.value.fact
+        restore_foreign(
+            run.train_state, checkpointer_of(kind), step, examined(kind, step).commit_sha256 or ""
+        )
+    assert (
+        not isinstance(raised.value, Unreadable)
+        and raised.value.exit_code == 1
+        and step.name in raised.value.fact
+    )
 
 
-def test_what_cannot_be_loaded_is_on_record_behind_a_power_loss_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_loaded_is_on_record_behind_a_power_loss_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next launch reads it: a file without its bytes would have to be restored by hand."""
     synced: list[str] = []
-    monkeypatch.setattr("ecrl_cli.storage.files.sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    monkeypatch.setattr(
+        "ecrl_cli.storage.files.sync",
+        lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name),
+    )
     layout = RunLayout(tmp_path)
     layout.attempt(1).folder.mkdir(parents=True)
     order = AttemptSpec(1, 1, 4, ResumedFrom("checkpoints/step_00000004", "0" * 64), 4, ())
     config = RunConfig(checkpoint=CheckpointConfig(strategy="torch_save"))
     with pytest.raises(Unreadable):
         restore(cast("Any", SimpleNamespace(rank=0)), config, layout, order, None)
-    assert layout.attempt(1).with_unloadable() == [0] and [name for name in synced if "unloadable_rank0" in name]
+    assert layout.attempt(1).with_unloadable() == [0] and [
+        name for name in synced if "unloadable_rank0" in name
+    ]
 
 
-def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+def test_a_save_that_fails_is_on_record_and_leaves_nothing(
+    kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path
+) -> None:
     """The disk is full, or whatever else the checkpointer raises."""
 
     class Full:
@@ -227,15 +305,28 @@ def test_a_save_that_fails_is_on_record_and_leaves_nothing(kind: StrategyKind, s
     strategy.save(run.progress())
     strategy.flush()
     ended = [line for line in lines(tmp_path) if line.event in ("committed", "failed")]
-    assert [line.event for line in ended] == ["failed"] and "ENOSPC" in (ended[0].reason or "") and str(tmp_path) not in (ended[0].reason or "")
-    assert [path.name for path in RunLayout(tmp_path).checkpoints.iterdir() if not path.name.startswith(".attempt")] == []
+    assert (
+        [line.event for line in ended] == ["failed"]
+        and "ENOSPC" in (ended[0].reason or "")
+        and str(tmp_path) not in (ended[0].reason or "")
+    )
+    assert [
+        path.name
+        for path in RunLayout(tmp_path).checkpoints.iterdir()
+        if not path.name.startswith(".attempt")
+    ] == []
 
 
-def test_a_step_that_is_there_is_not_overwritten(kind: StrategyKind, step: Path, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+def test_a_step_that_is_there_is_not_overwritten(
+    kind: StrategyKind, step: Path, strategy: Strategy, run: Run, tmp_path: Path
+) -> None:
     before = (step / STEP_METADATA).read_bytes()
     strategy.save(run.progress())
     strategy.flush()
-    assert [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] == ["committed", "failed"]
+    assert [line.event for line in lines(tmp_path) if line.event in ("committed", "failed")] == [
+        "committed",
+        "failed",
+    ]
     assert (step / STEP_METADATA).read_bytes() == before and examined(kind, step).ok
 
 
@@ -245,47 +336,78 @@ def test_what_only_our_store_has_is_refused_in_one_line(name: str) -> None:
     base = config_of(kind)
     assert refused(kind, base) == ""
     wrong = {
-        "write_mode": replace(base, write_mode=WriteModeConfig("unsafe", sync_files=False, atomic=False, sync_directories=False)),
+        "write_mode": replace(
+            base,
+            write_mode=WriteModeConfig(
+                "unsafe", sync_files=False, atomic=False, sync_directories=False
+            ),
+        ),
         "checkpoint.layout": config_of(kind, layout="single"),
         "checkpoint.format": config_of(kind, format="torch"),
         "checkpoint.finite": config_of(kind, finite="off"),
         "checkpoint.hmac_key_file": config_of(kind, hmac_key_file="key"),
-        "storage.bytes_per_s": replace(base, storage=StorageConfig(name="throttled", bytes_per_s=1e6)),
+        "storage.bytes_per_s": replace(
+            base, storage=StorageConfig(name="throttled", bytes_per_s=1e6)
+        ),
         "recovery": replace(base, supervision=SupervisionConfig(spares=1)),
     }
     for key, config in wrong.items():
         assert f" {key}:" in refused(kind, config)
-    assert " recovery:" in refused(kind, replace(base, recovery=RecoveryConfig("immediate_rollback")))
+    assert " recovery:" in refused(
+        kind, replace(base, recovery=RecoveryConfig("immediate_rollback"))
+    )
 
 
 @pytest.mark.parametrize("failure", ["enospc", "eio", "slow_disk", "writer"])
 def test_a_failure_inside_our_store_cannot_be_planned(failure: str) -> None:
     config = config_of(KINDS["dcp"], every=4)
     with pytest.raises(ConfigError, match="checkpoint=dcp writes by itself"):
-        plan(replace(config, target_steps=24, failure=replace(config.failure, kind=failure, steps=(9,))))
+        plan(
+            replace(
+                config, target_steps=24, failure=replace(config.failure, kind=failure, steps=(9,))
+            )
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if checkpointer_of(KINDS[name]).modules])
-def test_a_package_that_is_not_installed_is_said_before_the_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_said_before_the_launch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ecrl_cli.linux.prerequisites.find_spec", lambda module: None)
     with pytest.raises(ConfigError) as error:
         check_machine(config_of(KINDS[name]))
-    assert f"{checkpointer_of(KINDS[name]).modules[0]} is not installed" in error.value.line() and "pip install" in error.value.line()
+    assert (
+        f"{checkpointer_of(KINDS[name]).modules[0]} is not installed" in error.value.line()
+        and "pip install" in error.value.line()
+    )
 
 
-def test_a_checkpoint_is_retired_with_its_folders(kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_is_retired_with_its_folders(
+    kind: StrategyKind, strategy: Strategy, run: Run, tmp_path: Path
+) -> None:
     for _ in range(5):
         run.train(1)
         strategy.save(run.progress())
     strategy.flush()
-    there = sorted(path.name for path in RunLayout(tmp_path).checkpoints.iterdir() if path.name.startswith("step_"))
+    there = sorted(
+        path.name
+        for path in RunLayout(tmp_path).checkpoints.iterdir()
+        if path.name.startswith("step_")
+    )
     assert there == [f"step_{step:08d}" for step in (4, 5, 6)]
     assert [line.global_step for line in lines(tmp_path) if line.event == "retired"] == [2, 3]
 
 
 def test_only_rank_0_gives_its_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running statistics differ between ranks until the next step begins with rank 0's; of what several ranks give, any may be written."""
-    state = {"parameters.a": torch.zeros(1), "buffers.a": torch.zeros(1), "optimizer.a.b": torch.zeros(1), "rng.rank0.torch": torch.zeros(1)}
+    """Running statistics differ between ranks until the next step begins with rank 0's; of what
+    several ranks give, any may be written.
+    """
+    state = {
+        "parameters.a": torch.zeros(1),
+        "buffers.a": torch.zeros(1),
+        "optimizer.a.b": torch.zeros(1),
+        "rng.rank0.torch": torch.zeros(1),
+    }
     monkeypatch.setattr(dcp.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dcp.dist, "get_rank", lambda: 0)
     assert dcp.own(state) == state
@@ -315,9 +437,16 @@ def torch_checkpointing() -> Any:
     return module_of("torch_checkpointing")
 
 
-def test_every_rank_gives_torchsnapshot_the_buffers_of_rank_0(torchsnapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_gives_torchsnapshot_the_buffers_of_rank_0(
+    torchsnapshot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the rank's own stay what they were."""
-    state = {"parameters.a": torch.ones(1), "buffers.a": torch.ones(2), "buffers.b": torch.ones(1), "rng.rank0.torch": torch.ones(1)}
+    state = {
+        "parameters.a": torch.ones(1),
+        "buffers.a": torch.ones(2),
+        "buffers.b": torch.ones(1),
+        "rng.rank0.torch": torch.ones(1),
+    }
     sources: list[int] = []
 
     def broadcast(tensor: torch.Tensor, src: int) -> None:
@@ -327,7 +456,9 @@ def test_every_rank_gives_torchsnapshot_the_buffers_of_rank_0(torchsnapshot: Any
     monkeypatch.setattr(torchsnapshot.dist, "broadcast", broadcast)
     for initialized, ranks, asked in ((False, 2, 0), (True, 1, 0), (True, 2, 2)):
         sources.clear()
-        monkeypatch.setattr(torchsnapshot.dist, "is_initialized", lambda initialized=initialized: initialized)
+        monkeypatch.setattr(
+            torchsnapshot.dist, "is_initialized", lambda initialized=initialized: initialized
+        )
         monkeypatch.setattr(torchsnapshot.dist, "get_world_size", lambda ranks=ranks: ranks)
         given = torchsnapshot.alike(state)
         assert sources == [0] * asked and given.keys() == state.keys()
@@ -337,17 +468,25 @@ def test_every_rank_gives_torchsnapshot_the_buffers_of_rank_0(torchsnapshot: Any
     assert all(bool((tensor == 1.0).all()) for tensor in state.values())
 
 
-def test_torchsnapshot_gives_back_what_it_cannot_write_as_it_is(torchsnapshot: Any, tmp_path: Path) -> None:
+def test_torchsnapshot_gives_back_what_it_cannot_write_as_it_is(
+    torchsnapshot: Any, tmp_path: Path
+) -> None:
     """Tensors without elements, and bfloat16: bit for bit."""
     half = torch.tensor([1.5, -0.0, float("inf")], dtype=torch.bfloat16)
-    state = {"parameters.a": torch.arange(3.0), "parameters.b": half, "buffers.c": torch.zeros((0, 3), dtype=torch.int64)}
+    state = {
+        "parameters.a": torch.arange(3.0),
+        "parameters.b": half,
+        "buffers.c": torch.zeros((0, 3), dtype=torch.int64),
+    }
     made = torchsnapshot.TorchSnapshot()
     made.save(state, tmp_path / "state")
     found = made.load(state, tmp_path / "state")
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == {
         name: (tensor.dtype, tensor.shape) for name, tensor in state.items()
     }
-    assert torch.equal(found["parameters.b"].view(torch.int16), half.view(torch.int16)) and torch.equal(found["parameters.a"], state["parameters.a"])
+    assert torch.equal(
+        found["parameters.b"].view(torch.int16), half.view(torch.int16)
+    ) and torch.equal(found["parameters.a"], state["parameters.a"])
 
 
 def test_event_loops_that_torchsnapshot_leaves_open_are_closed(torchsnapshot: Any) -> None:
@@ -362,7 +501,9 @@ def test_event_loops_that_torchsnapshot_leaves_open_are_closed(torchsnapshot: An
 
 
 @pytest.mark.parametrize(("begun", "ended"), [(None, True), (True, True), (False, False)])
-def test_a_process_that_still_writes_is_not_ended(torch_checkpointing: Any, begun: bool | None, ended: bool) -> None:
+def test_a_process_that_still_writes_is_not_ended(
+    torch_checkpointing: Any, begun: bool | None, ended: bool
+) -> None:
     closed: list[int] = []
     each: Any = torch_checkpointing.TorchCheckpointing()
     each._manager = SimpleNamespace(close=lambda: closed.append(1))
@@ -372,7 +513,9 @@ def test_a_process_that_still_writes_is_not_ended(torch_checkpointing: Any, begu
     assert closed == [1] * ended
 
 
-def test_only_rank_0_gives_torch_checkpointing_its_state(torch_checkpointing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_gives_torch_checkpointing_its_state(
+    torch_checkpointing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = {"parameters.a": torch.zeros(1)}
     monkeypatch.setattr(torch_checkpointing.dist, "get_rank", lambda: 1)
     assert list(torch_checkpointing._given(state).values()) == [state], "without a process group"
@@ -397,7 +540,9 @@ def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: 
         def close(self) -> None: ...
 
     clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
-    strategy = make_strategy(StrategyInputs(config_of(kind), run.train_state, RunLayout(tmp_path), 0, clock))
+    strategy = make_strategy(
+        StrategyInputs(config_of(kind), run.train_state, RunLayout(tmp_path), 0, clock)
+    )
     strategy._checkpointer = Slow()  # type: ignore[attr-defined]
     strategy.prepare()
     strategy.save(run.progress())
@@ -412,12 +557,20 @@ def test_a_save_in_the_background_waits_for_the_one_before(tmp_path: Path, run: 
     begun[1].set_exception(OSError(28, "No space left on device", "x"))
     strategy.flush()
     strategy.close()
-    ends = [(line.event, line.global_step) for line in lines(tmp_path) if line.event in ("committed", "failed")]
+    ends = [
+        (line.event, line.global_step)
+        for line in lines(tmp_path)
+        if line.event in ("committed", "failed")
+    ]
     assert ends == [("committed", 1), ("failed", 2)]
 
 
-def test_a_save_whose_failure_is_known_only_after_the_wait_stops_the_run_too(tmp_path: Path, run: Run) -> None:
-    """checkpoint.on_error=stop: what was in flight when the flush began counts as what had failed before."""
+def test_a_save_whose_failure_is_known_only_after_the_wait_stops_the_run_too(
+    tmp_path: Path, run: Run
+) -> None:
+    """checkpoint.on_error=stop: what was in flight when the flush began counts as what had failed
+    before.
+    """
     begun: Future[None] = Future()
 
     class Failing:
@@ -430,7 +583,9 @@ def test_a_save_whose_failure_is_known_only_after_the_wait_stops_the_run_too(tmp
 
     clock = SpanClock(Journal(RunLayout(tmp_path).attempt(0).spans(0)), 0, monotonic(), "compute")
     config = config_of(KINDS["dcp_async"], on_error="stop")
-    strategy = cast("Any", make_strategy(StrategyInputs(config, run.train_state, RunLayout(tmp_path), 0, clock)))
+    strategy = cast(
+        "Any", make_strategy(StrategyInputs(config, run.train_state, RunLayout(tmp_path), 0, clock))
+    )
     strategy._checkpointer = Failing()
     strategy.prepare()
     strategy.save(run.progress())
@@ -441,6 +596,8 @@ def test_a_save_whose_failure_is_known_only_after_the_wait_stops_the_run_too(tmp
         pending.result()
 
     strategy._pending = SimpleNamespace(result=fail_while_waited_for)
-    with pytest.raises(StorageError, match=r"step 1 was not saved \(.*ENOSPC.*checkpoint.on_error=stop"):
+    with pytest.raises(
+        StorageError, match=r"step 1 was not saved \(.*ENOSPC.*checkpoint.on_error=stop"
+    ):
         strategy.flush()
     strategy.close()

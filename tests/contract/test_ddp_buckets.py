@@ -1,4 +1,6 @@
-"""Stock DDP is exact across a restart with three ranks, because each process settles its buckets before the first step."""
+"""Stock DDP is exact across a restart with three ranks, because each process settles its buckets
+before the first step.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,17 @@ HERE = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, bool]]:
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([sys.executable, "-m", "tests.contract.ddp_ranks"], cwd=HERE, env=environment, capture_output=True, text=True, timeout=170)
+    environment = os.environ | {
+        "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.ddp_ranks"],
+        cwd=HERE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     ranks: list[dict[str, bool]] = json.loads(done.stdout)
     return ranks
@@ -34,12 +45,15 @@ def found() -> list[dict[str, bool]]:
     ("arm", "alike"),
     [
         ("unused=False settled=True", True),
-        ("unused=False settled=False", False),  # what stock DDP does by itself, and what this test would see
+        # what stock DDP does by itself, and what this test would see
+        ("unused=False settled=False", False),
         ("unused=True settled=True", True),
         ("unused=True settled=False", True),
     ],
 )
-def test_a_resumed_step_is_bit_for_bit_the_uninterrupted_one(found: list[dict[str, bool]], arm: str, alike: bool) -> None:
+def test_a_resumed_step_is_bit_for_bit_the_uninterrupted_one(
+    found: list[dict[str, bool]], arm: str, alike: bool
+) -> None:
     assert [rank[arm] for rank in found] == [alike] * 3
 
 
@@ -56,11 +70,21 @@ class Idle(nn.Module):
 
 
 def test_a_parameter_that_takes_no_part_is_named_before_the_first_step() -> None:
-    group = dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1) if not dist.is_initialized() else None
+    group = (
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        if not dist.is_initialized()
+        else None
+    )
     try:
         with pytest.raises(ConfigError) as raised:
-            wrap(Idle(), WarmUp((4,), torch.device("cpu"), nullcontext(), find_unused_parameters=False))
+            wrap(
+                Idle(),
+                WarmUp((4,), torch.device("cpu"), nullcontext(), find_unused_parameters=False),
+            )
         wrap(Idle(), WarmUp((4,), torch.device("cpu"), nullcontext(), find_unused_parameters=True))
     finally:
         dist.destroy_process_group(group)
-    assert "ddp.find_unused_parameters: is false, and 2 parameters take no part in the loss (spare.weight, spare.bias)" in raised.value.line()
+    assert (
+        "ddp.find_unused_parameters: is false, and 2 parameters take no part in the loss"
+        " (spare.weight, spare.bias)" in raised.value.line()
+    )

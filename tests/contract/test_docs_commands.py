@@ -1,4 +1,6 @@
-"""The documents hold: every command in them composes, every file that they name is there, every option and every study is listed."""
+"""The documents hold: every command in them composes, every file that they name is there, every
+option and every study is listed.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ from tests.test_architecture import FLOORS, PACKAGE
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
-PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in TOP),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "decisions").glob("*.md")),
+]
 PAGES.append(ROOT / "docs" / "results" / "README.md")
-_BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^(?P<before>[^\n]*)\n```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _MARK = re.compile(r"<!-- not run: \S.* -->")
 _SHELL = ("bash", "console", "sh")
 _COMMAND = re.compile(r"^(\$ )?(ecrl|make|pip|python|pytest|sbatch|mkdocs) ", re.MULTILINE)
@@ -79,7 +87,9 @@ def check(words: tuple[str, ...]) -> None:
     if program == "ecrl":
         check_ecrl(rest)
     elif program == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(
+            r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert set(rest) <= set(targets), f"no such target in {targets}"
     elif program in ("python", ".venv/bin/python"):
         module = rest[0] == "-m"
@@ -88,7 +98,10 @@ def check(words: tuple[str, ...]) -> None:
     elif program == "pytest":
         assert all((ROOT / word).exists() for word in rest if "/" in word)
     else:
-        pytest.fail(f"{' '.join(words)}: neither composed nor marked: put <!-- not run: WHY --> above its block")
+        pytest.fail(
+            f"{' '.join(words)}: neither composed nor marked: put <!-- not run: WHY --> above its"
+            " block"
+        )
 
 
 def check_ecrl(words: list[str]) -> None:
@@ -107,12 +120,18 @@ def check_ecrl(words: list[str]) -> None:
     elif "study=all" in words:
         parse(rest, "study")  # what it composes is tested with the studies
     elif verb == "study":
-        rest = ["study.source=published" if word.startswith("study.source=outputs/") else word for word in rest]  # runs of a command before it
+        # runs of a command before it
+        rest = [
+            "study.source=published" if word.startswith("study.source=outputs/") else word
+            for word in rest
+        ]
         assert main(["study", *rest, *(["--cfg", "job"] if "--cfg" not in rest else [])]) == 0
     elif verb == "audit" and "--" in rest:
         keys = parse([audit.quoted(key) for key in rest[: rest.index("--")]], audit.PRIMARY)
         with initialized(audit.PRIMARY):
-            build_audit(compose(audit.PRIMARY, [override.input_line or "" for override in keys.overrides]))
+            build_audit(
+                compose(audit.PRIMARY, [override.input_line or "" for override in keys.overrides])
+            )
         assert rest[rest.index("--") + 1 :]
     elif verb == "audit":
         audit.parser().parse_args(rest)
@@ -122,7 +141,11 @@ def check_ecrl(words: list[str]) -> None:
 
 @cache
 def default_groups() -> tuple[str, ...]:
-    return tuple(name for name in raw(compose(TRAIN, []).hydra)["runtime"]["choices"] if not name.startswith("hydra/"))
+    return tuple(
+        name
+        for name in raw(compose(TRAIN, []).hydra)["runtime"]["choices"]
+        if not name.startswith("hydra/")
+    )
 
 
 def check_train(arguments: Arguments) -> None:
@@ -139,7 +162,9 @@ def check_train(arguments: Arguments) -> None:
 
 
 @pytest.mark.parametrize("words", CHECKED, ids=" ".join)
-def test_a_command_in_the_documents_can_be_given(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_in_the_documents_can_be_given(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     check(words)
 
 
@@ -168,8 +193,12 @@ def test_commands_stand_where_they_are_checked(page: Path) -> None:
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     """In `backquotes`: a path of the repository, or of a room of the package."""
     text = page.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:src|tests|conf|docs|bench|examples)/[\w./-]+|(?:[a-z_]+/)+[a-z_]+\.py)`", text):
-        assert "NAME" in name or any((base / name).exists() for base in (ROOT, PACKAGE, ROOT / "src")), name
+    for name in re.findall(
+        r"`((?:src|tests|conf|docs|bench|examples)/[\w./-]+|(?:[a-z_]+/)+[a-z_]+\.py)`", text
+    ):
+        assert "NAME" in name or any(
+            (base / name).exists() for base in (ROOT, PACKAGE, ROOT / "src")
+        ), name
 
 
 def test_the_readme_fits_on_three_screens() -> None:
@@ -186,57 +215,97 @@ def test_the_page_of_configuration_lists_every_option_of_every_group() -> None:
     for group, options in groups([conf_dir()]).items():
         assert group in rows, group
         missing = [option for option in options if f"`{option}`" not in rows[group]]
-        assert not missing or group == "study", (group, missing)  # the studies have a page of their own
+        # the studies have a page of their own
+        assert not missing or group == "study", (group, missing)
 
 
 def test_the_page_of_configuration_says_where_each_data_set_and_model_comes_from() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").partition("## Where data and models come from")[2].partition("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "configuration.md")
+        .read_text(encoding="utf-8")
+        .partition("## Where data and models come from")[2]
+        .partition("\n## ")[0]
+    )
     rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)`.*$", text, re.MULTILINE)}
     options = groups([conf_dir()])
     assert {*rows} == {*options["dataset"]}
     for name, archive in preflight.ARCHIVES.items():
         assert f"`{archive.url}`, MD5 `{archive.md5}`" in rows[name]
-    assert preflight.TINY_URL in rows["tinyimagenet"] and f"{preflight.DIGITS_SIZE:,} samples" in rows["digits"]
+    assert (
+        preflight.TINY_URL in rows["tinyimagenet"]
+        and f"{preflight.DIGITS_SIZE:,} samples" in rows["digits"]
+    )
     assert all(part in rows["nt3"] for part in (preflight.NT3_URL, *preflight.NT3_FILES.values()))
     assert [model for model in options["model"] if f"`{model}`" not in text] == []
 
 
 def test_the_page_of_commands_lists_every_promise() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| promise |")[2].partition("The verdict of a run")[0]
+    text = (
+        (ROOT / "docs" / "cli.md")
+        .read_text(encoding="utf-8")
+        .partition("| promise |")[2]
+        .partition("The verdict of a run")[0]
+    )
     assert re.findall(r"^\| ([\w-]+) \| [^-]", text, re.MULTILINE) == list(CHECKS)
 
 
 def test_the_page_of_studies_lists_every_study() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "studies.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|",
+        (ROOT / "docs" / "studies.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     assert sorted(set(rows)) == sorted(names())
 
 
 def half_written() -> str:
-    return next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "python")
+    return next(
+        body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "python"
+    )
 
 
 def test_the_study_on_the_page_of_studies_runs_and_finds_its_planted_bug(tmp_path: Path) -> None:
     example: dict[str, Any] = {"__name__": "half_written"}
     exec(compile(half_written(), "docs/studies.md", "exec", dont_inherit=True), example)
-    study = example["STUDY"].open(StudyContext(StudyConfig(example["HalfWritten"](), seed=1), tmp_path))
+    study = example["STUDY"].open(
+        StudyContext(StudyConfig(example["HalfWritten"](), seed=1), tmp_path)
+    )
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in study.plan()]
     findings = study.findings(records)
     assert [gate.passed for gate in findings.gates] == [True, True] and len(records) == 21
-    assert [(row["arm"], row["k"]) for row in findings.tables[0].rows] == [("rename", 0), ("planted", 1)]
-    torn = [Record(record.key, record.facts, {"torn": True, "found": False}, 0.0) for record in records]
+    assert [(row["arm"], row["k"]) for row in findings.tables[0].rows] == [
+        ("rename", 0),
+        ("planted", 1),
+    ]
+    torn = [
+        Record(record.key, record.facts, {"torn": True, "found": False}, 0.0) for record in records
+    ]
     assert [gate.passed for gate in study.findings(torn).gates] == [False, False]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("yaml", ["", "defaults: [keys-half-written, _self_]\nname: half-written\ntrials: 7\n"], ids=["no YAML", "a YAML"])
+@pytest.mark.parametrize(
+    "yaml",
+    ["", "defaults: [keys-half-written, _self_]\nname: half-written\ntrials: 7\n"],
+    ids=["no YAML", "a YAML"],
+)
 def test_the_study_on_the_page_of_studies_is_one_of_ecrl_by_its_entry_point_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yaml: str
 ) -> None:
     """As another package has it: its module, and the entry point that the page shows."""
-    package, point = tmp_path / "package", next(body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "toml")
+    package, point = (
+        tmp_path / "package",
+        next(
+            body for _, language, body in blocks(ROOT / "docs" / "studies.md") if language == "toml"
+        ),
+    )
     (package / "half_written-1.dist-info").mkdir(parents=True)
-    (package / "half_written-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: half-written\nVersion: 1\n")
-    (package / "half_written-1.dist-info" / "entry_points.txt").write_text("[ecrl.studies]\n" + point.partition("\n")[2].replace('"', ""))
+    (package / "half_written-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: half-written\nVersion: 1\n"
+    )
+    (package / "half_written-1.dist-info" / "entry_points.txt").write_text(
+        "[ecrl.studies]\n" + point.partition("\n")[2].replace('"', "")
+    )
     (package / "half_written.py").write_text(half_written())
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.chdir(tmp_path)
@@ -246,45 +315,91 @@ def test_the_study_on_the_page_of_studies_is_one_of_ecrl_by_its_entry_point_alon
     try:
         assert main(["study", "--help"]) == 0
         assert re.search(r"half-written +A reader beside a writer", capsys.readouterr().out)
-        assert main(["study", *searched, "study=half-written", "study.trails=3"]) == 2 and "did you mean study.trials?" in capsys.readouterr().err
+        assert (
+            main(["study", *searched, "study=half-written", "study.trails=3"]) == 2
+            and "did you mean study.trials?" in capsys.readouterr().err
+        )
         words = [] if yaml else ["study.trials=7"]
-        assert main(["study", *searched, "study=half-written", *words, "seed=3", "workers=1", "run_dir=out", "--json"]) == 0
+        assert (
+            main(
+                [
+                    "study",
+                    *searched,
+                    "study=half-written",
+                    *words,
+                    "seed=3",
+                    "workers=1",
+                    "run_dir=out",
+                    "--json",
+                ]
+            )
+            == 0
+        )
         (answer,) = json.loads(capsys.readouterr().out).values()
-        assert (answer["name"], answer["done"], answer["complete"], answer["exit_code"]) == ("half-written", 8, True, 0)
-        assert {gate["name"]: gate["passed"] for gate in answer["gates"]} == {"trials": True, "rename": True, "planted": True}
+        assert (answer["name"], answer["done"], answer["complete"], answer["exit_code"]) == (
+            "half-written",
+            8,
+            True,
+            0,
+        )
+        assert {gate["name"]: gate["passed"] for gate in answer["gates"]} == {
+            "trials": True,
+            "rename": True,
+            "planted": True,
+        }
     finally:
         sys.modules.pop("half_written", None)
 
 
 def test_the_page_of_the_architecture_lists_every_room() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("Beside them")[0]
+    text = (
+        (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("Beside them")[0]
+    )
     drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
-    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)))
+    named = re.findall(
+        r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE))
+    )
     assert sorted(named) == sorted(FLOORS)
     assert sorted(re.findall(r'font-weight="bold"[^>]*>(\w+)</text>', drawing)) == sorted(FLOORS)
 
 
 def test_the_glossary_has_each_word_once_and_in_order() -> None:
-    words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"), re.MULTILINE)[2:]
+    words = re.findall(
+        r"^\| ([^|]+) \|", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"), re.MULTILINE
+    )[2:]
     assert words == sorted(set(words))
 
 
 def test_every_decision_is_dated_and_in_the_list() -> None:
-    folder, row = ROOT / "docs" / "decisions", re.compile(r"^\| ([\d-]+) \| .*\(([\w-]+\.md)\) \|$", re.MULTILINE)
-    listed = {name: date for date, name in row.findall((folder / "README.md").read_text(encoding="utf-8"))}
+    folder, row = (
+        ROOT / "docs" / "decisions",
+        re.compile(r"^\| ([\d-]+) \| .*\(([\w-]+\.md)\) \|$", re.MULTILINE),
+    )
+    listed = {
+        name: date for date, name in row.findall((folder / "README.md").read_text(encoding="utf-8"))
+    }
     dated = {}
     for page in folder.glob("*.md"):
         if page.name != "README.md":
-            date = re.match(r"# .*\n\n\*Decided (\d{4}-\d\d-\d\d)\.\*\n", page.read_text(encoding="utf-8"))
+            date = re.match(
+                r"# .*\n\n\*Decided (\d{4}-\d\d-\d\d)\.\*\n", page.read_text(encoding="utf-8")
+            )
             dated[page.name] = date[1] if date else "no date"
     assert listed == dated
 
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
-    [("[a page](nowhere.md)", True), ("[a title](cli.md#nowhere)", True), ('<img src="https://elsewhere.example/a.png">', True), ("plain", False)],
+    [
+        ("[a page](nowhere.md)", True),
+        ("[a title](cli.md#nowhere)", True),
+        ('<img src="https://elsewhere.example/a.png">', True),
+        ("plain", False),
+    ],
 )
-def test_the_site_is_not_built_over_a_broken_link_or_with_anything_from_elsewhere(text: str, wrong: bool, tmp_path: Path) -> None:
+def test_the_site_is_not_built_over_a_broken_link_or_with_anything_from_elsewhere(
+    text: str, wrong: bool, tmp_path: Path
+) -> None:
     """A site of two of our pages, by our own configuration and hooks."""
     from mkdocs.commands.build import build as build_site
     from mkdocs.config import load_config
@@ -294,7 +409,12 @@ def test_the_site_is_not_built_over_a_broken_link_or_with_anything_from_elsewher
     (tmp_path / "docs" / "costs.md").write_text(f"# Page\n\n{text}\n")
     (tmp_path / "docs" / "cli.md").write_text("# Page\n")
     folders = {"docs_dir": str(tmp_path / "docs"), "site_dir": str(tmp_path / "site")}
-    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=[{"One": "costs.md"}, {"Two": "cli.md"}], **folders)
+    config = load_config(
+        str(ROOT / "mkdocs.yml"),
+        strict=True,
+        nav=[{"One": "costs.md"}, {"Two": "cli.md"}],
+        **folders,
+    )
     config.hooks["mkdocs_hooks.py"].PAGES.clear()
     if wrong:
         with pytest.raises(MkDocsException):

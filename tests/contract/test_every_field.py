@@ -1,8 +1,11 @@
-"""Every field of the records of 14 real runs, changed: each is judged as it was judged before (tests/recorded/verdicts, one line a change).
+"""Every field of the records of 14 real runs, changed: each is judged as it was judged before
+(tests/recorded/verdicts, one line a change).
 
-No change may be called valid but what `tests/runs/free_fields.py` excuses, and none may make a check raise.
+No change may be called valid but what `tests/runs/free_fields.py` excuses, and none may make a
+check raise.
 
-Where a line differs on purpose, `python -m tests.runs.every_field` writes them anew, and the diff is what is to be read.
+Where a line differs on purpose, `python -m tests.runs.every_field` writes them anew, and the diff
+is what is to be read.
 """
 
 from __future__ import annotations
@@ -41,11 +44,17 @@ def test_an_untouched_run_is_valid(judge: Judge, run: str) -> None:
 
 @EACH
 @pytest.mark.parametrize("run", RUNS)
-def test_a_changed_field_is_judged_as_before(judge: Judge, by_run: dict[str, list[Change]], run: str, each: int) -> None:
+def test_a_changed_field_is_judged_as_before(
+    judge: Judge, by_run: dict[str, list[Change]], run: str, each: int
+) -> None:
     before = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
-    found = compared(before, by_run[run], str, lambda change: f"{change} || {judge.verdict(change)}", each)
+    found = compared(
+        before, by_run[run], str, lambda change: f"{change} || {judge.verdict(change)}", each
+    )
     assert not [now for change, _, now in found if is_hole(change, now.split(" || ", 1)[1])]
-    assert [now for _, _, now in found] == [line for _, line, _ in found], "judged otherwise; if that is meant: python -m tests.runs.every_field"
+    assert [now for _, _, now in found] == [line for _, line, _ in found], (
+        "judged otherwise; if that is meant: python -m tests.runs.every_field"
+    )
 
 
 def test_every_excuse_is_needed(by_run: dict[str, list[Change]]) -> None:
@@ -53,5 +62,9 @@ def test_every_excuse_is_needed(by_run: dict[str, list[Change]]) -> None:
     needed = set()
     for run, changes in by_run.items():
         lines = (BOOK / f"{run}.txt").read_text(encoding="utf-8").splitlines()
-        needed |= {excuse(change) for change, line in zip(changes, lines, strict=True) if line.split(" || ", 1)[1].startswith("valid")}
+        needed |= {
+            excuse(change)
+            for change, line in zip(changes, lines, strict=True)
+            if line.split(" || ", 1)[1].startswith("valid")
+        }
     assert needed == {*FREE, *TOLERANCES}

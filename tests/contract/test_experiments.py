@@ -1,4 +1,6 @@
-"""The kept results hold: each experiment's commands can be given, its page is made from what is kept, and what is kept can be judged by anybody."""
+"""The kept results hold: each experiment's commands can be given, its page is made from what is
+kept, and what is kept can be judged by anybody.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,27 @@ from experiments.__main__ import main
 from experiments.make import Stopped, _keep, _result, judge, make
 from experiments.pages import INDEX, Kept, _outcome, index, page, state, with_state, without_state
 from experiments.reached import reached
-from experiments.registry import DATA_WORD, RESULTS, ROOT, Experiment, ExperimentError, Registry, read
+from experiments.registry import (
+    DATA_WORD,
+    RESULTS,
+    ROOT,
+    Experiment,
+    ExperimentError,
+    Registry,
+    read,
+)
 from experiments.same_results import declare
-from experiments.stamp import BUSY, Session, bare, changed, code_digests, counted, digests_of, session, stamp
+from experiments.stamp import (
+    BUSY,
+    Session,
+    bare,
+    changed,
+    code_digests,
+    counted,
+    digests_of,
+    session,
+    stamp,
+)
 from experiments.tables import KeptTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -36,14 +56,31 @@ from tests.unit.test_metadata import PROJECT
 
 REGISTRY = read()
 EXPERIMENTS = REGISTRY.experiments
-KNOWN = subprocess.run(["git", "-C", str(ROOT), "rev-list", "HEAD"], capture_output=True, text=True, check=False).stdout.split()
+KNOWN = subprocess.run(
+    ["git", "-C", str(ROOT), "rev-list", "HEAD"], capture_output=True, text=True, check=False
+).stdout.split()
 HISTORY = len(KNOWN) > 100  # else a shallow clone, a copy without .git, or one commit made of all
-COMMANDS = sorted({words for each in EXPERIMENTS.values() for text in each.commands if (words := tuple(shlex.split(text))) not in CHECKED})
-SMALL = ("supervision=zygote", "model.width=4", "target_steps=24", "checkpoint.every=6", "failure.steps=[4]")
+COMMANDS = sorted(
+    {
+        words
+        for each in EXPERIMENTS.values()
+        for text in each.commands
+        if (words := tuple(shlex.split(text))) not in CHECKED
+    }
+)
+SMALL = (
+    "supervision=zygote",
+    "model.width=4",
+    "target_steps=24",
+    "checkpoint.every=6",
+    "failure.steps=[4]",
+)
 
 
 def small(name: str = "small", *more: str) -> Experiment:
-    command = " ".join(["ecrl -m +suite=digits-cnn variant=ref,blk", *SMALL, *more, f"run_dir=outputs/{name}"])
+    command = " ".join(
+        ["ecrl -m +suite=digits-cnn variant=ref,blk", *SMALL, *more, f"run_dir=outputs/{name}"]
+    )
     return Experiment(name, "A small one", "that it works", (command,), records=True)
 
 
@@ -56,7 +93,9 @@ def spoil(journal: Path) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_of_an_experiment_can_be_given(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_an_experiment_can_be_given(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     check(words)
 
 
@@ -66,21 +105,45 @@ def test_each_page_is_made_from_what_is_kept(experiment: Experiment) -> None:
     assert without_state(text) == without_state(page(experiment)), "python -m experiments --pages"
 
 
-@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if each.is_study and each.figures], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "experiment",
+    [each for each in EXPERIMENTS.values() if each.is_study and each.figures],
+    ids=lambda each: each.name,
+)
 def test_a_figure_that_a_study_lists_is_one_that_its_report_draws(experiment: Experiment) -> None:
     """A name that is spelt otherwise would leave the page without it, and nobody would know."""
     kept = Kept.of(experiment.folder)
-    if kept.stamp and not changed(kept.stamp, experiment) and experiment.figures != Experiment.figures:  # a stale one may be older than its list
-        assert [name for name in experiment.figures if not (experiment.folder / "figures" / f"{name}.png").exists()] == []
+    # a stale one may be older than its list
+    if (
+        kept.stamp
+        and not changed(kept.stamp, experiment)
+        and experiment.figures != Experiment.figures
+    ):
+        assert [
+            name
+            for name in experiment.figures
+            if not (experiment.folder / "figures" / f"{name}.png").exists()
+        ] == []
 
 
 def test_the_table_of_experiments_is_made_from_what_is_kept() -> None:
-    assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), "python -m experiments --pages"
+    assert without_state(INDEX.read_text(encoding="utf-8")) == without_state(index(REGISTRY)), (
+        "python -m experiments --pages"
+    )
 
 
 def test_a_kept_table_is_shown_in_units(tmp_path: Path) -> None:
-    (tmp_path / "arms.csv").write_text("arm,kind,stall,share,bytes,n\nblk,a|b,0.0152395,0.36666,816539,12500\novl,c,,0,44000000,3\nold,d,1,1,1,1\n")
-    columns = {"arm": "arm", "kind": "kind", "stall": "stall (ms)", "share": "share (%)", "bytes": "bytes (MB)", "n": "runs (all)"}
+    (tmp_path / "arms.csv").write_text(
+        "arm,kind,stall,share,bytes,n\nblk,a|b,0.0152395,0.36666,816539,12500\novl,c,,0,44000000,3\nold,d,1,1,1,1\n"
+    )
+    columns = {
+        "arm": "arm",
+        "kind": "kind",
+        "stall": "stall (ms)",
+        "share": "share (%)",
+        "bytes": "bytes (MB)",
+        "n": "runs (all)",
+    }
     assert KeptTable("arms.csv", "Arms", columns, where={"kind": "a|b"}).markdown(tmp_path) == [
         "**Arms** (`arms.csv`)",
         "",
@@ -97,15 +160,25 @@ def test_a_kept_table_is_shown_in_units(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if (each.folder / "result.json").exists()], ids=lambda each: each.name)
-def test_what_is_kept_was_made_by_committed_code_and_has_no_broken_verdict(experiment: Experiment) -> None:
+@pytest.mark.parametrize(
+    "experiment",
+    [each for each in EXPERIMENTS.values() if (each.folder / "result.json").exists()],
+    ids=lambda each: each.name,
+)
+def test_what_is_kept_was_made_by_committed_code_and_has_no_broken_verdict(
+    experiment: Experiment,
+) -> None:
     kept = Kept.of(experiment.folder)
     assert re.fullmatch(r"[0-9a-f]{40}", kept.stamp["commit"]), "made by changes that no commit has"
     assert not kept.verdicts["invalid"] and not kept.verdicts["unknown"]
 
 
 @pytest.mark.skipif(not HISTORY, reason="the history is not here")
-@pytest.mark.parametrize("experiment", [each for each in EXPERIMENTS.values() if (each.folder / "stamp.json").exists()], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "experiment",
+    [each for each in EXPERIMENTS.values() if (each.folder / "stamp.json").exists()],
+    ids=lambda each: each.name,
+)
 def test_the_commit_that_made_it_is_one_of_this_history(experiment: Experiment) -> None:
     """Anybody can check it out; one of a branch that was given up would be gone."""
     commit = json.loads((experiment.folder / "stamp.json").read_text(encoding="utf-8"))["commit"]
@@ -116,7 +189,9 @@ KEPT_RECORDS = [each for each in EXPERIMENTS.values() if (each.folder / "records
 
 
 @pytest.mark.parametrize("experiment", KEPT_RECORDS, ids=lambda each: each.name)
-def test_kept_runs_are_judged_by_the_commands_of_their_page(experiment: Experiment, tmp_path: Path) -> None:
+def test_kept_runs_are_judged_by_the_commands_of_their_page(
+    experiment: Experiment, tmp_path: Path
+) -> None:
     """By today's `ecrl verify`, to what the page says; and a changed byte of one is seen."""
     *_, (_, _, body) = blocks(experiment.folder / "README.md")
     made, unpacked, judged = (shlex.split(line) for line in body.splitlines())
@@ -124,9 +199,9 @@ def test_kept_runs_are_judged_by_the_commands_of_their_page(experiment: Experime
     for command in (made, unpacked):
         subprocess.run(command, cwd=tmp_path, check=True)
     found = json.loads(run_ecrl(tmp_path, *judged[1:], "--json").stdout)
-    assert {Path(name).name: verdict["status"] for name, verdict in found.items()} == json.loads((experiment.folder / "result.json").read_text())[
-        "verdicts"
-    ]
+    assert {Path(name).name: verdict["status"] for name, verdict in found.items()} == json.loads(
+        (experiment.folder / "result.json").read_text()
+    )["verdicts"]
     assert set(Kept.of(experiment.folder).verdicts) == {"valid"}
     line = next((tmp_path / judged[2]).glob("*-blk-*/logs/attempt-00/rank1.jsonl"))
     spoil(line)
@@ -147,24 +222,47 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_experiment_is_run_verified_reported_and_kept(made: Path) -> None:
     kept = made / "results" / "small"
-    result, stamped = (json.loads((kept / f"{name}.json").read_text(encoding="utf-8")) for name in ("result", "stamp"))
-    assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"]["exactly-once"] == {"valid": 2}
+    result, stamped = (
+        json.loads((kept / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("result", "stamp")
+    )
+    assert sorted(result["verdicts"].values()) == ["valid", "valid"] and result["promises"][
+        "exactly-once"
+    ] == {"valid": 2}
     assert (
         stamped["code"] == code_digests(gpu=bool(stamped["machine"]["gpus"]))
         and len(stamped["sessions"]) == 1
         and stamped["sessions"][0]["seconds"] > 0
     )
-    assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {path.name for path in kept.iterdir()}
+    assert {"runs.csv", "summary.csv", "environment.json", "records.tar.xz"} <= {
+        path.name for path in kept.iterdir()
+    }
     with tarfile.open(kept / "records.tar.xz") as archive:
         packed = {Path(name).name for name in archive.getnames()}
-    assert {"metrics.json", "seal.json", "MANIFEST.json", "rank0.jsonl"} <= packed and not {"verdict.json", ".lock", ".hydra", "report"} & packed
-    assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], "nothing half-made is left"
+    assert {"metrics.json", "seal.json", "MANIFEST.json", "rank0.jsonl"} <= packed and not {
+        "verdict.json",
+        ".lock",
+        ".hydra",
+        "report",
+    } & packed
+    assert sorted(path.name for path in (made / "results").iterdir()) == ["small"], (
+        "nothing half-made is left"
+    )
 
 
-def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_the_sweep(tmp_path: Path) -> None:
+def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_the_sweep(
+    tmp_path: Path,
+) -> None:
     report, sweep, new = (tmp_path / name for name in ("report", "sweep", "new"))
     there = {
-        report: ("runs.csv", "shown.csv", "other.csv", "figures/gain.pdf", "figures/gain.png", "figures/other.png"),
+        report: (
+            "runs.csv",
+            "shown.csv",
+            "other.csv",
+            "figures/gain.pdf",
+            "figures/gain.png",
+            "figures/other.png",
+        ),
         sweep: ("manifest.csv", "runs.csv"),
     }
     for folder, names in there.items():
@@ -172,33 +270,76 @@ def test_what_is_kept_lies_where_the_report_has_it_and_what_it_lacks_comes_from_
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(folder.name, encoding="utf-8")
     table = KeptTable("shown.csv", "Of a study beside the runs", {"arm": "arm"})
-    experiment = replace(small(), keeps=("manifest.csv", "figures/gain.pdf", "not-there.csv"), figures=("gain", "not-there"), tables=(table,))
+    experiment = replace(
+        small(),
+        keeps=("manifest.csv", "figures/gain.pdf", "not-there.csv"),
+        figures=("gain", "not-there"),
+        tables=(table,),
+    )
     _keep(experiment, report, [sweep], new)
-    kept = {str(path.relative_to(new)): path.read_text(encoding="utf-8") for path in new.rglob("*") if path.is_file()}
-    assert kept == {"runs.csv": "report", "manifest.csv": "sweep", "figures/gain.pdf": "report", "figures/gain.png": "report", "shown.csv": "report"}
+    kept = {
+        str(path.relative_to(new)): path.read_text(encoding="utf-8")
+        for path in new.rglob("*")
+        if path.is_file()
+    }
+    assert kept == {
+        "runs.csv": "report",
+        "manifest.csv": "sweep",
+        "figures/gain.pdf": "report",
+        "figures/gain.png": "report",
+        "shown.csv": "report",
+    }
 
 
-def test_a_sweep_and_a_study_are_kept_as_one(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs have verdicts and the study gates; its stamp is of all code that runs are made by, and of that study, of no other."""
+def test_a_sweep_and_a_study_are_kept_as_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs have verdicts and the study gates; its stamp is of all code that runs are made by,
+    and of that study, of no other.
+    """
     for name in ("small", "small.sessions.jsonl"):
-        subprocess.run(["cp", "-a", str(made / "outputs" / name), str(tmp_path / name.replace("small", "mixed"))], check=True)
+        subprocess.run(
+            [
+                "cp",
+                "-a",
+                str(made / "outputs" / name),
+                str(tmp_path / name.replace("small", "mixed")),
+            ],
+            check=True,
+        )
     assert make(WITH_A_STUDY, tmp_path, "", tmp_path / "results") == 0
     monkeypatch.setattr(Experiment, "folder", tmp_path / "results" / "mixed")
     kept = Kept.of(tmp_path / "results" / "mixed")
     code = digests_of(WITH_A_STUDY, gpu=bool(kept.stamp["machine"]["gpus"]))
-    assert kept.stamp["code"] == code and not changed(kept.stamp, WITH_A_STUDY) and code["studies"] != code_digests()["studies"]
+    assert (
+        kept.stamp["code"] == code
+        and not changed(kept.stamp, WITH_A_STUDY)
+        and code["studies"] != code_digests()["studies"]
+    )
     assert (kept.runs, kept.judged) == ("2 runs, 66 trials", "2 valid, 3 of 3 gates")
-    assert "\necrl verify outputs/mixed\necrl report outputs/mixed outputs/mixed-study\n" in page(WITH_A_STUDY)
+    assert "\necrl verify outputs/mixed\necrl report outputs/mixed outputs/mixed-study\n" in page(
+        WITH_A_STUDY
+    )
 
 
 def test_made_again_it_goes_on_and_says_that_there_were_two_sessions(made: Path) -> None:
     def finished() -> dict[str, int]:
-        return {str(path): path.stat().st_mtime_ns for path in (made / "outputs").glob("small/*/seal.json")}
+        return {
+            str(path): path.stat().st_mtime_ns
+            for path in (made / "outputs").glob("small/*/seal.json")
+        }
 
     before = finished()
     assert make(small(), made / "outputs", "", made / "results") == 0
     assert finished() == before and len(before) == 2
-    assert len(json.loads((made / "results" / "small" / "stamp.json").read_text(encoding="utf-8"))["sessions"]) == 2
+    assert (
+        len(
+            json.loads((made / "results" / "small" / "stamp.json").read_text(encoding="utf-8"))[
+                "sessions"
+            ]
+        )
+        == 2
+    )
 
 
 def test_the_page_says_what_is_kept(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,15 +347,24 @@ def test_the_page_says_what_is_kept(made: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Experiment, "folder", made / "results" / "small")
     monkeypatch.setattr("experiments.pages.ROOT", made)
     text = page(experiment)
-    assert "| runs | 2 runs |" in text and "| verdicts | 2 valid |" in text and "<!-- state -->fresh<!-- / -->" in text
-    assert "| exactly-once | 2 | 0 | 0 | 0 |" in text and "tar -xf results/small/records.tar.xz -C outputs/small-records" in text
+    assert (
+        "| runs | 2 runs |" in text
+        and "| verdicts | 2 valid |" in text
+        and "<!-- state -->fresh<!-- / -->" in text
+    )
+    assert (
+        "| exactly-once | 2 | 0 | 0 | 0 |" in text
+        and "tar -xf results/small/records.tar.xz -C outputs/small-records" in text
+    )
 
 
 def test_an_invalid_run_is_kept_and_the_exit_code_says_so(made: Path, tmp_path: Path) -> None:
     subprocess.run(["cp", "-a", str(made / "outputs"), str(tmp_path)], check=True)
     spoil(next((tmp_path / "outputs").glob("small/*-blk-*/logs/attempt-00/rank1.jsonl")))
     assert make(small(), tmp_path / "outputs", "", tmp_path / "results") == 1
-    result = json.loads((tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8")
+    )
     assert sorted(result["verdicts"].values()) == ["invalid", "valid"]
     assert any(each["gate"] == "verified" for each in result["failed_gates"])
 
@@ -229,15 +379,26 @@ def stamped(kept: Path, **changes: str) -> dict[str, Any]:
     return document
 
 
-def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is spoilt meanwhile shows that they are; what the machine did when they were made stays."""
-    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is spoilt meanwhile shows that they are; what the machine did when they were made
+    stays.
+    """
+    subprocess.run(
+        ["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)],
+        check=True,
+    )
     kept = tmp_path / "results" / "small"
     before = stamped(kept, verify="of an earlier judge")
     assert changed(before, small()) == ["verify"]
     assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 0
     after = json.loads((kept / "stamp.json").read_text(encoding="utf-8"))
-    assert not changed(after, small()) and after["sessions"] == before["sessions"] and after["commit"] == before["commit"]
+    assert (
+        not changed(after, small())
+        and after["sessions"] == before["sessions"]
+        and after["commit"] == before["commit"]
+    )
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", after["judged"])
     dirty = after["judged"].removesuffix("-dirty") + "-dirty"
     (kept / "stamp.json").write_text(json.dumps(after | {"judged": dirty}), encoding="utf-8")
@@ -247,23 +408,36 @@ def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(made: Pa
     (kept / "stamp.json").write_text(json.dumps(after), encoding="utf-8")
     spoil(next((tmp_path / "outputs").glob("small/*-blk-*/logs/attempt-00/rank1.jsonl")))
     assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 1
-    assert sorted(json.loads((kept / "result.json").read_text(encoding="utf-8"))["verdicts"].values()) == ["invalid", "valid"]
+    assert sorted(
+        json.loads((kept / "result.json").read_text(encoding="utf-8"))["verdicts"].values()
+    ) == ["invalid", "valid"]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training": "earlier", "verify": "earlier"}, r"what makes its records has changed since \(training\); make it anew"),
-        ({"source_sha256": "of other runs"}, "the runs in .* are not those that are kept; make it anew"),
+        (
+            {"training": "earlier", "verify": "earlier"},
+            r"what makes its records has changed since \(training\); make it anew",
+        ),
+        (
+            {"source_sha256": "of other runs"},
+            "the runs in .* are not those that are kept; make it anew",
+        ),
     ],
     ids=["other records", "other runs"],
 )
-def test_nothing_else_is_judged_anew(changes: dict[str, str], said: str, made: Path, tmp_path: Path) -> None:
+def test_nothing_else_is_judged_anew(
+    changes: dict[str, str], said: str, made: Path, tmp_path: Path
+) -> None:
     subprocess.run(["cp", "-a", str(made / "results"), str(tmp_path)], check=True)
     before = stamped(tmp_path / "results" / "small", **changes)
     with pytest.raises(ExperimentError, match=said):
         judge(small(), made / "outputs", tmp_path / "results")
-    assert json.loads((tmp_path / "results" / "small" / "stamp.json").read_text(encoding="utf-8")) == before
+    assert (
+        json.loads((tmp_path / "results" / "small" / "stamp.json").read_text(encoding="utf-8"))
+        == before
+    )
     with pytest.raises(ExperimentError, match="small: nothing is kept; make it"):
         judge(small(), made / "outputs", tmp_path / "nowhere")
 
@@ -282,27 +456,69 @@ os.kill(os.getpid(), -{code}) if {code} < 0 else sys.exit({code})
     [
         ("-m", 130, Stopped, "130"),
         ("-m", 143, Stopped, "143"),
-        ("-m", 2, ExperimentError, "small: nothing was kept: exit code 2: the command was refused, for the reason above: ecrl -m "),
-        ("-m", 8, ExperimentError, "small: nothing was kept: exit code 8: the command was refused, for the reason above: ecrl -m "),
+        (
+            "-m",
+            2,
+            ExperimentError,
+            (
+                "small: nothing was kept: exit code 2: the command was refused, for the reason"
+                " above: ecrl -m "
+            ),
+        ),
+        (
+            "-m",
+            8,
+            ExperimentError,
+            (
+                "small: nothing was kept: exit code 8: the command was refused, for the reason"
+                " above: ecrl -m "
+            ),
+        ),
         ("-m", 1, ExperimentError, "small: nothing was kept: exit code 1: the command failed; "),
         ("-m", 5, ExperimentError, "small: nothing was kept: exit code 5: the command failed; "),
         ("-m", 7, ExperimentError, "small: nothing was kept: exit code 7: the command failed; "),
         ("-m", 70, ExperimentError, "small: nothing was kept: exit code 70: the command failed; "),
-        ("-m", -9, ExperimentError, "small: nothing was kept: exit code -9: the command failed; .*: ecrl -m "),
+        (
+            "-m",
+            -9,
+            ExperimentError,
+            "small: nothing was kept: exit code -9: the command failed; .*: ecrl -m ",
+        ),
         ("verify", 130, Stopped, "130"),
-        ("verify", -9, ExperimentError, "small: nothing was kept: exit code -9: the command failed; .*: ecrl verify "),
+        (
+            "verify",
+            -9,
+            ExperimentError,
+            "small: nothing was kept: exit code -9: the command failed; .*: ecrl verify ",
+        ),
         ("report", 130, Stopped, "130"),
         ("report", 143, Stopped, "143"),
-        ("report", 5, ExperimentError, "small: nothing was kept: exit code 5: the command failed; .*: ecrl report "),
+        (
+            "report",
+            5,
+            ExperimentError,
+            "small: nothing was kept: exit code 5: the command failed; .*: ecrl report ",
+        ),
     ],
 )
 def test_what_is_stopped_refused_or_fails_keeps_nothing_and_leaves_what_was_kept(
-    verb: str, code: int, error: type[Exception], said: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str,
+    code: int,
+    error: type[Exception],
+    said: str,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of two runs is there to be judged and kept in place of both."""
-    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+    subprocess.run(
+        ["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)],
+        check=True,
+    )
     shutil.rmtree(next((tmp_path / "outputs" / "small").glob("*-ref-*")))
-    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb=verb, code=code)))
+    monkeypatch.setattr(
+        making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb=verb, code=code))
+    )
     if verb != "-m":
         monkeypatch.setattr(making, "_run", lambda *given: [])
     before = (tmp_path / "results" / "small" / "stamp.json").read_bytes()
@@ -311,38 +527,69 @@ def test_what_is_stopped_refused_or_fails_keeps_nothing_and_leaves_what_was_kept
         make(small(), tmp_path / "outputs", "", tmp_path / "results")
     assert (tmp_path / "results" / "small" / "stamp.json").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["small"]
-    after = (tmp_path / "outputs" / "small.sessions.jsonl").read_text(encoding="utf-8").removeprefix(sessions)
+    after = (
+        (tmp_path / "outputs" / "small.sessions.jsonl")
+        .read_text(encoding="utf-8")
+        .removeprefix(sessions)
+    )
     assert len(after.splitlines()) == (verb == "-m"), "the time of a stopped session counts"
 
 
-def test_a_study_that_has_lost_a_worker_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_has_lost_a_worker_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends with 1, as one that failed a gate."""
     folder = tmp_path / "outputs" / "study"
     run_ecrl(tmp_path, "study", "study=compat", f"run_dir={folder}")
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    (folder / "result.json").write_text(json.dumps(result | {"complete": False, "done": 1}), encoding="utf-8")
-    monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb="study", code=1)))
-    with pytest.raises(ExperimentError, match="study: not all trials of compat have ended; the same command goes on from here"):
+    (folder / "result.json").write_text(
+        json.dumps(result | {"complete": False, "done": 1}), encoding="utf-8"
+    )
+    monkeypatch.setattr(
+        making, "ECRL", (sys.executable, "-c", ENDS_EARLY.format(verb="study", code=1))
+    )
+    with pytest.raises(
+        ExperimentError,
+        match="study: not all trials of compat have ended; the same command goes on from here",
+    ):
         make(STUDY, tmp_path / "outputs", "", tmp_path / "results")
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_run_that_cannot_be_judged_is_kept_as_unknown_and_counts_in_no_promise(made: Path, tmp_path: Path) -> None:
-    subprocess.run(["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)], check=True)
+def test_a_run_that_cannot_be_judged_is_kept_as_unknown_and_counts_in_no_promise(
+    made: Path, tmp_path: Path
+) -> None:
+    subprocess.run(
+        ["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)],
+        check=True,
+    )
     unreadable = next((tmp_path / "outputs" / "small").glob("*-ref-*"))
     (unreadable / "config.json").unlink()
     assert judge(small(), tmp_path / "outputs", tmp_path / "results") == 1, "the gate `verified`"
-    result = json.loads((tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8"))
+    result = json.loads(
+        (tmp_path / "results" / "small" / "result.json").read_text(encoding="utf-8")
+    )
     assert result["verdicts"][unreadable.name] == "unknown"
     assert result["promises"]["exactly-once"] == {"valid": 1}
 
 
 def test_a_study_of_the_runs_before_it_reads_them_where_they_were_made(tmp_path: Path) -> None:
-    study = "ecrl study study=recovery-overhead study.source=outputs/small run_dir=outputs/small-overhead"
-    both = replace(small(), commands=(*small().commands, study, "ecrl -m dataset.root=DIR run_dir=outputs/images"))
+    study = (
+        "ecrl study study=recovery-overhead study.source=outputs/small"
+        " run_dir=outputs/small-overhead"
+    )
+    both = replace(
+        small(),
+        commands=(*small().commands, study, "ecrl -m dataset.root=DIR run_dir=outputs/images"),
+    )
     (*_, of_runs), of_study, of_images = both.given(tmp_path, "/images")
     assert of_runs == f"run_dir={tmp_path}/small"
-    assert of_study == ["study", "study=recovery-overhead", f"study.source={tmp_path}/small", f"run_dir={tmp_path}/small-overhead"]
+    assert of_study == [
+        "study",
+        "study=recovery-overhead",
+        f"study.source={tmp_path}/small",
+        f"run_dir={tmp_path}/small-overhead",
+    ]
     assert of_images == ["-m", "dataset.root=/images", f"run_dir={tmp_path}/images"]
 
 
@@ -356,8 +603,12 @@ while True:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_stop_is_handed_on_and_waited_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command asks its parent to stop, as Ctrl-C or a scheduler does, and has something to do before it ends."""
+def test_a_stop_is_handed_on_and_waited_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command asks its parent to stop, as Ctrl-C or a scheduler does, and has something to do
+    before it ends.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(making, "ECRL", (sys.executable, "-c", TAKES_ITS_TIME.format(name=name)))
     with pytest.raises(Stopped):
@@ -373,7 +624,9 @@ def test_real_images_are_asked_for_before_anything_is_run(tmp_path: Path) -> Non
 
 def test_an_unknown_experiment_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exp5"]) == 2
-    assert capsys.readouterr().err.startswith("experiments: RESULTS=exp5: no such experiment; there are quickstart, ")
+    assert capsys.readouterr().err.startswith(
+        "experiments: RESULTS=exp5: no such experiment; there are quickstart, "
+    )
 
 
 def test_everything_is_all_that_this_kind_of_machine_can_run() -> None:
@@ -383,8 +636,14 @@ def test_everything_is_all_that_this_kind_of_machine_can_run() -> None:
 
 
 NOW = {"training": "a", "report": "b", "studies": "c", "conf": "d"}
-WITH_A_STUDY = replace(small("mixed"), commands=(*small("mixed").commands, "ecrl study study=compat run_dir=outputs/mixed-study"), records=False)
-STUDY = Experiment("study", "A study", "that it works", ("ecrl study study=compat run_dir=outputs/study",))
+WITH_A_STUDY = replace(
+    small("mixed"),
+    commands=(*small("mixed").commands, "ecrl study study=compat run_dir=outputs/mixed-study"),
+    records=False,
+)
+STUDY = Experiment(
+    "study", "A study", "that it works", ("ecrl study study=compat run_dir=outputs/study",)
+)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +660,9 @@ STUDY = Experiment("study", "A study", "that it works", ("ecrl study study=compa
     ],
     ids=lambda value: value.name if isinstance(value, Experiment) else None,
 )
-def test_a_result_is_stale_where_the_code_that_made_it_has_changed(experiment: Experiment, room: str, found: list[str]) -> None:
+def test_a_result_is_stale_where_the_code_that_made_it_has_changed(
+    experiment: Experiment, room: str, found: list[str]
+) -> None:
     assert changed({"code": NOW}, experiment, NOW) == []
     assert changed({"code": NOW}, experiment, NOW | {room: "x"}) == found
 
@@ -412,7 +673,14 @@ def test_a_room_that_came_or_went_is_a_change() -> None:
 
 
 def test_what_a_study_notes_of_its_numbers_is_kept_and_stands_on_the_page() -> None:
-    told = {"name": "compat", "gates": [], "planned": 3, "done": 3, "notes": ["Three trials say little."], "tables": []}
+    told = {
+        "name": "compat",
+        "gates": [],
+        "planned": 3,
+        "done": 3,
+        "notes": ["Three trials say little."],
+        "tables": [],
+    }
     result = _result({"headline": "", "sentences": [], "gates": {}, "studies": [told]}, {})
     assert "- Three trials say little." in _outcome(STUDY, Kept(None, {}, result, Counter()))
 
@@ -422,7 +690,9 @@ def test_a_result_of_before_there_were_stamps_is_stale() -> None:
     assert state(small(), kept) == "stale: made by an earlier version"
 
 
-def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_code_changes_its_digest_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("training/step.py", "report/page.py", "top.py"):
         (tmp_path / "src" / "ecrl_cli" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / "ecrl_cli" / name).write_text("a = 1\n", encoding="utf-8")
@@ -432,7 +702,11 @@ def test_a_change_of_code_changes_its_digest_alone(tmp_path: Path, monkeypatch: 
     before = code_digests.__wrapped__()
     (tmp_path / "src" / "ecrl_cli" / "training" / "step.py").write_text("a = 2\n", encoding="utf-8")
     after = code_digests.__wrapped__()
-    assert {name for name in before if before[name] != after[name]} == {"training"} and {"report", "conf", "ecrl_cli"} <= set(before)
+    assert {name for name in before if before[name] != after[name]} == {"training"} and {
+        "report",
+        "conf",
+        "ecrl_cli",
+    } <= set(before)
 
 
 OWN_FILES = {
@@ -445,7 +719,10 @@ OWN_FILES = {
 
 
 def commit(root: Path) -> None:
-    for words in (["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "next"]):
+    for words in (
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "next"],
+    ):
         subprocess.run(["git", "-C", str(root), *words], check=True)
 
 
@@ -473,7 +750,9 @@ def own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", OWN_FILES)
-def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_next_one_does(name: str, own_tree: Path) -> None:
+def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_next_one_does(
+    name: str, own_tree: Path
+) -> None:
     changing, before = Path(name), both()
     for text in ("a: int = 2\nimport io\n", "a: int = 3\n"):
         changing.write_text(text, encoding="utf-8")
@@ -485,9 +764,13 @@ def test_a_change_that_is_declared_to_alter_no_result_makes_none_stale_and_the_n
     assert all(now != then for now, then in zip(both(), before, strict=True))
 
 
-def test_a_declared_change_excuses_no_other_file_and_no_other_kind_of_result(own_tree: Path) -> None:
-    """Two files may have had the same content, and code for GPUs counts for results made on one alone."""
-    (cpu, gpu) = both()
+def test_a_declared_change_excuses_no_other_file_and_no_other_kind_of_result(
+    own_tree: Path,
+) -> None:
+    """Two files may have had the same content, and code for GPUs counts for results made on one
+    alone.
+    """
+    cpu, gpu = both()
     step, of_others = Path("src/ecrl_cli/training/step.py"), Path("src/ecrl_cli/verify/__init__.py")
     step.write_text("a = 1\n", encoding="utf-8")
     assert both()[0] == cpu and both()[1] != gpu
@@ -497,21 +780,33 @@ def test_a_declared_change_excuses_no_other_file_and_no_other_kind_of_result(own
     declare([Path("src/ecrl_cli/training/__init__.py")], "a name that nobody uses", counted)
     assert both() == [cpu, gpu]
     of_others.write_text("d = 1\n", encoding="utf-8")
-    assert all(now["verify"] != then["verify"] for now, then in zip(both(), (cpu, gpu), strict=True))
+    assert all(
+        now["verify"] != then["verify"] for now, then in zip(both(), (cpu, gpu), strict=True)
+    )
 
 
 def test_declared_again_before_it_is_committed_a_change_is_listed_once(own_tree: Path) -> None:
     step, before = Path("src/ecrl_cli/training/step.py"), both()
-    for text, why in (("a = 2\n", "the words of a message"), ("a = 3\n", "better words of a message")):
+    for text, why in (
+        ("a = 2\n", "the words of a message"),
+        ("a = 3\n", "better words of a message"),
+    ):
         step.write_text(text, encoding="utf-8")
         declare([step], why, counted)
-    assert [change["why"] for change in same_results.declared()] == ["better words of a message"] and both() == before
+    assert [change["why"] for change in same_results.declared()] == [
+        "better words of a message"
+    ] and both() == before
 
 
 @pytest.mark.parametrize(
     ("name", "text", "why", "said"),
     [
-        ("src/ecrl_cli/training/new.py", "d = 1\n", "a message of one word", "a file that comes or goes counts as a change"),
+        (
+            "src/ecrl_cli/training/new.py",
+            "d = 1\n",
+            "a message of one word",
+            "a file that comes or goes counts as a change",
+        ),
         (
             "src/ecrl_cli/training/step.py",
             '"""Said."""\n' + OWN_FILES["src/ecrl_cli/training/step.py"],
@@ -522,7 +817,9 @@ def test_declared_again_before_it_is_committed_a_change_is_listed_once(own_tree:
         ("src/ecrl_cli/training/step.py", "a = 2\n", "a typo", "'a typo' is no reason"),
     ],
 )
-def test_what_cannot_be_declared_is_refused_in_one_line(name: str, text: str, why: str, said: str, own_tree: Path) -> None:
+def test_what_cannot_be_declared_is_refused_in_one_line(
+    name: str, text: str, why: str, said: str, own_tree: Path
+) -> None:
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(text, encoding="utf-8")
     with pytest.raises(ExperimentError, match=said):
@@ -530,7 +827,9 @@ def test_what_cannot_be_declared_is_refused_in_one_line(name: str, text: str, wh
     assert not (own_tree / "same_results.yaml").exists()
 
 
-def test_the_command_declares_nothing_and_runs_nothing_without_a_file_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_declares_nothing_and_runs_nothing_without_a_file_or_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for given in (
         ["--same-results", "a message of one word"],
         ["--same-results", "", "src/ecrl_cli/errors.py"],
@@ -544,45 +843,86 @@ def test_each_change_that_is_declared_is_of_a_file_that_is_there() -> None:
     assert all((ROOT / change["file"]).is_file() for change in same_results.declared())
 
 
-def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> None:
+def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> (
+    None
+):
     lines = (RESULTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))}
+    pinned = {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
     assert all(pinned.values())
-    made_with = json.loads((RESULTS / "quickstart" / "environment.json").read_text(encoding="utf-8"))["packages"]
-    assert {name: pinned[canonicalize_name(name)] for name in made_with} == made_with, "write it anew: python -m pip freeze --exclude-editable"
-    for wanted in map(Requirement, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]]):
+    made_with = json.loads(
+        (RESULTS / "quickstart" / "environment.json").read_text(encoding="utf-8")
+    )["packages"]
+    assert {name: pinned[canonicalize_name(name)] for name in made_with} == made_with, (
+        "write it anew: python -m pip freeze --exclude-editable"
+    )
+    for wanted in map(
+        Requirement, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["train"]]
+    ):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
 def test_a_study_counts_what_it_reaches() -> None:
     latency, writers, soak = (reached(name) for name in ("write-latency", "writers", "failures"))
     package = ROOT / "src" / "ecrl_cli"
-    assert {package / "studies" / "write_latency.py", package / "checkpoint" / "store" / "atomic_install.py"} <= latency
-    assert not any(room in path.parts for path in latency for room in ("training", "failures", "replication", "verify"))
+    assert {
+        package / "studies" / "write_latency.py",
+        package / "checkpoint" / "store" / "atomic_install.py",
+    } <= latency
+    assert not any(
+        room in path.parts
+        for path in latency
+        for room in ("training", "failures", "replication", "verify")
+    )
     assert package / "supervision" / "run_lock.py" in writers, "it starts supervisors"
     others = {path for path in (package / "studies").rglob("*.py") if path not in soak}
-    assert soak == set((ROOT / "src").rglob("*.py")) - others, "it trains as runs do, with whatever its configurations name"
-    assert package / "studies" / "hangs" / "cases.py" in others and package / "studies" / "frame" / "gates.py" in soak
+    assert soak == set((ROOT / "src").rglob("*.py")) - others, (
+        "it trains as runs do, with whatever its configurations name"
+    )
+    assert (
+        package / "studies" / "hangs" / "cases.py" in others
+        and package / "studies" / "frame" / "gates.py" in soak
+    )
 
 
-def test_a_study_counts_the_processes_that_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_counts_the_processes_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
         "main": 'from own.helper import help\nCOMMAND = ["-m", "own.started"]\nPART = "own.parts:PART"\n',
         "helper": "import own.below\n",
         "started": "def main():\n    from own.late import now\n",
-        "late": "", "below": "", "parts": "", "other": "import own.main\n", "__init__": "",
-    }  # fmt: skip
+        "late": "",
+        "below": "",
+        "parts": "",
+        "other": "import own.main\n",
+        "__init__": "",
+    }
     (tmp_path / "own").mkdir()
     for name, text in files.items():
         (tmp_path / "own" / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr("experiments.reached.SOURCE", tmp_path)
     monkeypatch.setattr("experiments.reached.module_of", lambda name: "own.main")
-    assert {path.stem for path in reached.__wrapped__("own")} == {"main", "helper", "started", "late", "below", "parts", "__init__"}
+    assert {path.stem for path in reached.__wrapped__("own")} == {
+        "main",
+        "helper",
+        "started",
+        "late",
+        "below",
+        "parts",
+        "__init__",
+    }
 
 
 def test_the_digests_of_a_study_are_of_its_files_and_its_configuration() -> None:
     of_all, of_study = code_digests(), code_digests(("write-latency",))
-    assert of_study.keys() < of_all.keys() and of_study["studies"] != of_all["studies"] and of_study["conf"] != of_all["conf"]
+    assert (
+        of_study.keys() < of_all.keys()
+        and of_study["studies"] != of_all["studies"]
+        and of_study["conf"] != of_all["conf"]
+    )
     assert "training" not in of_study
 
 
@@ -590,16 +930,30 @@ def test_the_site_says_anew_whether_a_result_is_stale() -> None:
     """The file in the tree may be older than the code."""
     name = next(each.name for each in EXPERIMENTS.values() if Kept.of(each.folder).environment)
     written = (EXPERIMENTS[name].folder / "README.md").read_text(encoding="utf-8")
-    older = re.sub(r"<!-- state -->.*?<!-- / -->", "<!-- state -->as it once was<!-- / -->", written)
-    assert "as it once was" in older and "as it once was" not in with_state(older, f"results/{name}/README.md")
-    assert "as it once was" not in with_state(older, "results/README.md") and with_state("text", "results/features.md") == "text"
+    older = re.sub(
+        r"<!-- state -->.*?<!-- / -->", "<!-- state -->as it once was<!-- / -->", written
+    )
+    assert "as it once was" in older and "as it once was" not in with_state(
+        older, f"results/{name}/README.md"
+    )
+    assert (
+        "as it once was" not in with_state(older, "results/README.md")
+        and with_state("text", "results/features.md") == "text"
+    )
 
 
 def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a", *words], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a", *words],
+        check=True,
+        capture_output=True,
+    )
 
 
-@pytest.mark.parametrize(("changed_file", "found"), [("docs/page.md", "abc"), ("src/a.py", "abc-dirty"), ("conf/a.yaml", "abc-dirty")])
+@pytest.mark.parametrize(
+    ("changed_file", "found"),
+    [("docs/page.md", "abc"), ("src/a.py", "abc-dirty"), ("conf/a.yaml", "abc-dirty")],
+)
 def test_a_result_is_of_uncommitted_code_only_where_code_is_uncommitted(
     changed_file: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,15 +966,27 @@ def test_a_result_is_of_uncommitted_code_only_where_code_is_uncommitted(
     git(tmp_path, "commit", "-qm", "all")
     (tmp_path / changed_file).write_text("changed", encoding="utf-8")
     monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
-    environment = {"git_revision": "abc-dirty", "source_sha256": source_sha256(), "ecrl": "1", "memory_bytes": 1, "gpus": []}
-    assert stamp(environment | {"cpu": {"model": "a", "logical": 2}}, [], small())["commit"] == found
+    environment = {
+        "git_revision": "abc-dirty",
+        "source_sha256": source_sha256(),
+        "ecrl": "1",
+        "memory_bytes": 1,
+        "gpus": [],
+    }
+    assert (
+        stamp(environment | {"cpu": {"model": "a", "logical": 2}}, [], small())["commit"] == found
+    )
 
 
 @pytest.mark.parametrize(("others", "busy"), [(BUSY / 2, False), (2 * BUSY, True)])
-def test_a_busy_machine_is_said_on_the_page(others: float, busy: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_said_on_the_page(
+    others: float, busy: bool, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(["cp", "-a", str(made / "results" / "small"), str(tmp_path)], check=True)
     monkeypatch.setattr(Experiment, "folder", tmp_path / "small")
-    stamped: dict[str, Any] = json.loads((tmp_path / "small" / "stamp.json").read_text(encoding="utf-8"))
+    stamped: dict[str, Any] = json.loads(
+        (tmp_path / "small" / "stamp.json").read_text(encoding="utf-8")
+    )
     stamped["sessions"] = [each | {"others": others} for each in stamped["sessions"]]
     (tmp_path / "small" / "stamp.json").write_text(json.dumps(stamped), encoding="utf-8")
     (tmp_path / "small" / "records.tar.xz").unlink()
@@ -630,7 +996,11 @@ def test_a_busy_machine_is_said_on_the_page(others: float, busy: bool, made: Pat
 def test_own_work_is_not_other_work() -> None:
     """What a child burns is the session's own, and it is of this session alone."""
     kept: list[Session] = []
-    burn = [sys.executable, "-c", "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"]
+    burn = [
+        sys.executable,
+        "-c",
+        "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass",
+    ]
     with session(kept):
         subprocess.run(burn, check=True)
     (found,) = kept
@@ -638,28 +1008,45 @@ def test_own_work_is_not_other_work() -> None:
 
 
 def test_a_docstring_makes_no_result_stale_and_a_change_of_code_does() -> None:
-    code = b'"""What it does."""\n\n\nclass A:\n    """Of A."""\n\n    def double(self, x):\n        """Twice `x`."""\n        return 2 * x\n'
-    assert bare(code) == bare(code.replace(b"Twice `x`.", b"Two lines,\n\n        in fact.").replace(b"What it does.", b"Doubles."))
+    code = (
+        b'"""What it does."""\n\n\nclass A:\n    """Of A."""\n\n    def double(self, x):\n       '
+        b' """Twice `x`."""\n        return 2 * x\n'
+    )
+    assert bare(code) == bare(
+        code.replace(b"Twice `x`.", b"Two lines,\n\n        in fact.").replace(
+            b"What it does.", b"Doubles."
+        )
+    )
     assert bare(code) == bare(code.replace(b'    """Of A."""\n', b""))
     assert bare(code) != bare(code.replace(b"2 * x", b"3 * x"))
     for beside in (b'def f(x=1): """Says."""\n', b'def f():\n    """Says."""; x = 1\n'):
-        assert bare(beside) != bare(beside.replace(b"1", b"2")), "code on the line of a docstring counts"
+        assert bare(beside) != bare(beside.replace(b"1", b"2")), (
+            "code on the line of a docstring counts"
+        )
     text = b'A = """one\ntwo"""\n'
     assert bare(text) != bare(text.replace(b"two", b"three")), "a string that is a value counts"
 
 
 def test_where_a_judge_imports_something_does_not_count_and_what_it_imports_does() -> None:
-    at_top = b"import json\nfrom a import one, two\n\n\ndef f():\n    if g():\n        return two()\n    return one()\n"
+    at_top = (
+        b"import json\nfrom a import one, two\n\n\ndef f():\n    if g():\n        return two()\n   "
+        b" return one()\n"
+    )
     late = (
-        b"import json\n\n\ndef f():\n    if A:\n        from a import one, two  # imports much\n    if g():\n        return two()\n    return one()\n"
+        b"import json\n\n\ndef f():\n    if A:\n        from a import one, two  # imports much\n   "
+        b" if g():\n        return two()\n    return one()\n"
     )
     assert bare(at_top, judge=True) == bare(late, judge=True) and bare(at_top) != bare(late)
     assert bare(late, judge=True) != bare(late.replace(b"from a ", b"from b "), judge=True)
-    assert bare(late, judge=True) != bare(late.replace(b"return two()", b"return one()"), judge=True)
+    assert bare(late, judge=True) != bare(
+        late.replace(b"return two()", b"return one()"), judge=True
+    )
     assert bare(late, judge=True) != bare(late.replace(b"if A:", b"if A():"), judge=True)
 
 
-def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "src" / "ecrl_cli" / "checkpoint"
     folder.mkdir(parents=True)
     (tmp_path / "conf").mkdir()
@@ -667,11 +1054,41 @@ def test_what_only_a_gpu_runs_counts_only_for_a_result_made_on_one(tmp_path: Pat
     monkeypatch.setattr("experiments.stamp.ROOT", tmp_path)
     before = "def copy(device):\n    a = 1\n    return a\n"
     for after, on_gpu_only in (
-        ('def copy(device):\n    a = 1\n    if device.type == "cuda":\n        a = 2\n    return a\n', True),
-        ('def copy(device):\n    a = 1\n    if device.type == "cpu":\n        a = 2\n    return a\n', False),
-        ('def copy(device):\n    a = 1\n    if a or device.type == "cuda":\n        a = 2\n    return a\n', False),
-        ('def copy(device):\n    a = 1\n    if device(a).type == "cuda":\n        a = 2\n    return a\n', False),
-        ('def copy(device):\n    if device.type == "cuda":\n        a = 2\n    else:\n        a = 1\n    return a\n', False),
+        (
+            (
+                'def copy(device):\n    a = 1\n    if device.type == "cuda":\n        a = 2\n   '
+                " return a\n"
+            ),
+            True,
+        ),
+        (
+            (
+                'def copy(device):\n    a = 1\n    if device.type == "cpu":\n        a = 2\n   '
+                " return a\n"
+            ),
+            False,
+        ),
+        (
+            (
+                'def copy(device):\n    a = 1\n    if a or device.type == "cuda":\n        a = 2\n '
+                "   return a\n"
+            ),
+            False,
+        ),
+        (
+            (
+                'def copy(device):\n    a = 1\n    if device(a).type == "cuda":\n        a = 2\n   '
+                " return a\n"
+            ),
+            False,
+        ),
+        (
+            (
+                'def copy(device):\n    if device.type == "cuda":\n        a = 2\n    else:\n      '
+                "  a = 1\n    return a\n"
+            ),
+            False,
+        ),
     ):
         (folder / "copies.py").write_text(before, encoding="utf-8")
         cpu, gpu = code_digests.__wrapped__(), code_digests.__wrapped__(gpu=True)

@@ -1,4 +1,6 @@
-"""The page of what the published works contain holds: its commands compose, what it points at is there, and it is made from its source."""
+"""The page of what the published works contain holds: its commands compose, what it points at is
+there, and it is made from its source.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,35 @@ import pytest
 from tests.contract.test_docs_commands import CHECKED, check
 from tests.features_page import PAGE, ROOT, STATES, Row, features, rendered
 
-EVIDENCE = ("docs/", "tests/", "README.md", "CONTRIBUTING.md", "Makefile")  # what may show something, unlike source or configuration
+# what may show something, unlike source or configuration
+EVIDENCE = ("docs/", "tests/", "README.md", "CONTRIBUTING.md", "Makefile")
 LONGEST = 15  # words of a row's `what`
 # Commands that stand in other documents too are composed with those.
-COMMANDS = sorted({words for text in features().commands.values() if (words := tuple(shlex.split(text))) not in CHECKED})
+COMMANDS = sorted(
+    {
+        words
+        for text in features().commands.values()
+        if (words := tuple(shlex.split(text))) not in CHECKED
+    }
+)
 
 
 def wrong(row: Row) -> list[str]:
     """What is wrong with a row."""
     found = [f"no such state: {row.state}"] if row.state not in STATES else []
-    found += [f"no such command: {row.run}"] if row.run and row.run not in features().commands else []
+    found += (
+        [f"no such command: {row.run}"] if row.run and row.run not in features().commands else []
+    )
     found += ["no command"] if not row.run and row.state != "not built" else []
-    found += ["nothing shows it"] if row.state in ("shown", "contradicted") and not any(path.startswith(EVIDENCE) for path in row.see) else []
-    found += ["it is not said why, or what is missing"] if row.state != "shown" and not row.note else []
+    found += (
+        ["nothing shows it"]
+        if row.state in ("shown", "contradicted")
+        and not any(path.startswith(EVIDENCE) for path in row.see)
+        else []
+    )
+    found += (
+        ["it is not said why, or what is missing"] if row.state != "shown" and not row.note else []
+    )
     found += ["too long"] if len(row.what.split()) > LONGEST else []
     return found + [f"not there: {path}" for path in row.see if not there(path)]
 
@@ -31,7 +49,10 @@ def wrong(row: Row) -> list[str]:
 def there(path: str) -> bool:
     name, _, test = path.partition("::")
     file = ROOT / name
-    return file.is_file() and (not test or re.search(rf"^def {test}\(", file.read_text(encoding="utf-8"), re.MULTILINE) is not None)
+    return file.is_file() and (
+        not test
+        or re.search(rf"^def {test}\(", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    )
 
 
 def test_every_row_says_how_far_it_is_shown_and_where() -> None:
@@ -51,7 +72,9 @@ def test_the_page_is_made_from_its_source() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_of_the_page_can_be_given(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_the_page_can_be_given(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     check(words)
 
 
@@ -64,7 +87,10 @@ def test_a_command_of_the_page_can_be_given(words: tuple[str, ...], capsys: pyte
         ({"see": ("src/ecrl_cli/errors.py",)}, "nothing shows it"),
         ({"state": "partial", "note": ""}, "it is not said why, or what is missing"),
         ({"see": ("docs/nowhere.md",)}, "not there: docs/nowhere.md"),
-        ({"see": ("tests/unit/test_data_order.py::test_nothing",)}, "not there: tests/unit/test_data_order.py::test_nothing"),
+        (
+            {"see": ("tests/unit/test_data_order.py::test_nothing",)},
+            "not there: tests/unit/test_data_order.py::test_nothing",
+        ),
         ({"what": "a word " * 8}, "too long"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What each process of a run imports when it starts: nothing heavy that it does not need. A restart waits for all of it."""
+"""What each process of a run imports when it starts: nothing heavy that it does not need. A restart
+waits for all of it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.launch.zygote import preload
 
 FIGURES = {"pandas", "matplotlib", "seaborn", "scipy", "jinja2"}
-HEAVY = FIGURES | {"torchvision", "sklearn", "sympy", "networkx", "PIL", "torch.distributed.checkpoint", "torch.onnx", "torch._inductor"}
+HEAVY = FIGURES | {
+    "torchvision",
+    "sklearn",
+    "sympy",
+    "networkx",
+    "PIL",
+    "torch.distributed.checkpoint",
+    "torch.onnx",
+    "torch._inductor",
+}
 COMPOSING = {"hydra", "omegaconf", "antlr4"}
 NETWORK = {"ssl", "http", "urllib.request", "xml", "asyncio"}
 RECORDS = HEAVY | COMPOSING | NETWORK | {"torch", "multiprocessing", "unittest"}
@@ -25,7 +36,10 @@ ENTRIES = {
     "verify": (("ecrl_cli.cli.verify",), RECORDS | {"rich", "psutil"}),
     "supervisor": (("ecrl_cli.runs.run",), RECORDS | {"yaml"}),
     "writer": ((WRITER,), RECORDS | {"yaml", "rich", "psutil"}),
-    "a rank before its Hello": (("ecrl_cli.training.worker",), RECORDS | {"numpy", "yaml", "rich", "psutil"}),
+    "a rank before its Hello": (
+        ("ecrl_cli.training.worker",),
+        RECORDS | {"numpy", "yaml", "rich", "psutil"},
+    ),
 }
 _TELL = """
 import importlib, json, os, sys
@@ -38,7 +52,9 @@ print(json.dumps({"modules": sorted(sys.modules), "threads": len(os.listdir("/pr
 def imported(*modules: str) -> tuple[set[str], int]:
     """All modules that a process has when it has imported `modules`, and how many threads."""
     command = [sys.executable, "-c", _TELL, *modules]
-    done = subprocess.run(command, env=child_environment(None, 1), stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, env=child_environment(None, 1), stdout=subprocess.PIPE, text=True, check=True
+    )
     told = json.loads(done.stdout)
     return set(told["modules"]), told["threads"]
 
@@ -50,7 +66,9 @@ def test_it_starts_without_what_it_does_not_need(entry: str) -> None:
 
 
 def test_an_agent_that_forks_its_ranks_has_what_they_need_and_no_thread_of_its_own() -> None:
-    """torch._dynamo brings sympy and more; DDP's constructor imports it, so it cannot be spared, and comes on top of what is looked at here."""
+    """torch._dynamo brings sympy and more; DDP's constructor imports it, so it cannot be spared,
+    and comes on top of what is looked at here.
+    """
     config = RunConfig(dataset=DatasetConfig(name="digits"), model=ModelConfig(name="small_cnn"))
     needed = set(preload(config))
     assert "torch._dynamo" in needed
@@ -59,8 +77,13 @@ def test_an_agent_that_forks_its_ranks_has_what_they_need_and_no_thread_of_its_o
     assert threads == 1, "a fork has no other thread than the one that forks"
 
 
-@pytest.mark.parametrize(("model", "dataset", "vision"), [("small_cnn", "digits", False), ("resnet18", "digits", True), ("small_cnn", "fake", True)])
-def test_torchvision_is_loaded_before_the_fork_where_the_model_or_the_data_set_needs_it(model: str, dataset: str, vision: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "dataset", "vision"),
+    [("small_cnn", "digits", False), ("resnet18", "digits", True), ("small_cnn", "fake", True)],
+)
+def test_torchvision_is_loaded_before_the_fork_where_the_model_or_the_data_set_needs_it(
+    model: str, dataset: str, vision: bool
+) -> None:
     config = RunConfig(dataset=DatasetConfig(name=dataset), model=ModelConfig(name=model))
     needing = {"ecrl_cli.models.resnet", "ecrl_cli.data.torchvision_sets"}
     assert bool(needing & set(preload(config))) == vision

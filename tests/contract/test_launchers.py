@@ -1,4 +1,6 @@
-"""What every launcher keeps: it says how each rank ended, notices a death at once, and leaves nobody behind."""
+"""What every launcher keeps: it says how each rank ended, notices a death at once, and leaves
+nobody behind.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,25 @@ from ecrl_cli.supervision.launch.launcher import Launcher, RunningAttempt
 from ecrl_cli.supervision.launch.torchrun import first_failure
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptMonitor, AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
-from tests.contract.standin import PYTHONPATH, REPOSITORY, StandinLauncher, gone, pids_of_ranks, scripted, spec, standin_launcher, told_when_gone
+from tests.contract.standin import (
+    PYTHONPATH,
+    REPOSITORY,
+    StandinLauncher,
+    gone,
+    pids_of_ranks,
+    scripted,
+    spec,
+    standin_launcher,
+    told_when_gone,
+)
 from tests.contract.variants import check_description, check_registration, refused
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS.names())
 def launcher(request: pytest.FixtureRequest) -> Iterator[StandinLauncher]:
-    """One per kind for all tests: a launcher serves attempt after attempt, whatever became of the one before."""
+    """One per kind for all tests: a launcher serves attempt after attempt, whatever became of the
+    one before.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         patch.setenv("ATEN_CPU_CAPABILITY", "default")
@@ -46,15 +60,24 @@ def test_several_nodes_are_refused_in_one_line_by_what_cannot_serve_them(name: s
     two = RunConfig(supervision=SupervisionConfig(launcher=name, nodes=2))
     assert ("2 nodes need supervision.launcher=" in refused(kind, two)) == (not kind.several_nodes)
     assert refused(kind, RunConfig(supervision=SupervisionConfig(launcher=name))) == ""
-    assert kind.warm or not kind.in_place, "spares are forked while others compute: an import would take their cores"
+    assert kind.warm or not kind.in_place, (
+        "spares are forked while others compute: an import would take their cores"
+    )
 
 
 def test_a_package_registers_nothing_else_under_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     check_registration(LAUNCHERS, monkeypatch)
 
 
-def attempt(launcher: Launcher, layout: RunLayout, world_size: int = 2, during: Callable[[RunningAttempt], None] | None = None) -> AttemptResult:
-    """One attempt to its end. `during` is called once, when every rank that waits for ever is known to wait."""
+def attempt(
+    launcher: Launcher,
+    layout: RunLayout,
+    world_size: int = 2,
+    during: Callable[[RunningAttempt], None] | None = None,
+) -> AttemptResult:
+    """One attempt to its end. `during` is called once, when every rank that waits for ever is known
+    to wait.
+    """
     listener = ControlServer(layout)
     try:
         with StopSignals() as stop:
@@ -71,7 +94,9 @@ def hows(ended: AttemptResult) -> list[tuple[int | None, int | None]]:
 
 @dataclass(frozen=True)
 class Ended:
-    """An attempt that several tests look at. `warm`: whether the launcher's own process outlived it; `running`: what `during` was given."""
+    """An attempt that several tests look at. `warm`: whether the launcher's own process outlived
+    it; `running`: what `during` was given.
+    """
 
     result: AttemptResult
     output: str
@@ -79,7 +104,9 @@ class Ended:
     running: RunningAttempt
 
 
-def ended(launcher: StandinLauncher, folder: Path, world_size: int, script: dict[int, str]) -> Ended:
+def ended(
+    launcher: StandinLauncher, folder: Path, world_size: int, script: dict[int, str]
+) -> Ended:
     layout = scripted(folder, script)
     met: list[RunningAttempt] = []
     result = attempt(launcher, layout, world_size, during=met.append)
@@ -98,10 +125,14 @@ def killed(launcher: StandinLauncher, tmp_path_factory: pytest.TempPathFactory) 
     return ended(launcher, tmp_path_factory.mktemp("killed"), 2, {1: "kill"})
 
 
-def test_ranks_that_end_well_end_the_attempt_well(launcher: StandinLauncher, ended_well: Ended) -> None:
+def test_ranks_that_end_well_end_the_attempt_well(
+    launcher: StandinLauncher, ended_well: Ended
+) -> None:
     assert ended_well.result.succeeded
     assert hows(ended_well.result) == [(0, None)] * 3
-    assert ended_well.warm == launcher.kind.warm, "what is warm outlives an attempt, anything else is started for it"
+    assert ended_well.warm == launcher.kind.warm, (
+        "what is warm outlives an attempt, anything else is started for it"
+    )
     assert all(f"rank {rank} of 3 prints" in ended_well.output for rank in range(3))
 
 
@@ -113,19 +144,27 @@ def test_a_killed_rank_ends_the_attempt_and_is_named(killed: Ended) -> None:
     first = killed.result.exits.first
     assert first is not None
     assert (first.rank, first.exit_code, first.signal) == (1, None, 9)
-    assert set(hows(killed.result)) == {(None, 9)}, "a peer that was still starting is gone too, though nobody had met it"
+    assert set(hows(killed.result)) == {(None, 9)}, (
+        "a peer that was still starting is gone too, though nobody had met it"
+    )
     assert not killed.result.succeeded
 
 
 def test_the_id_of_a_dead_rank_is_given_to_nobody(killed: Ended) -> None:
-    """It may be another process's by now, and what is planned by the clock strikes whom it is given."""
+    """It may be another process's by now, and what is planned by the clock strikes whom it is
+    given.
+    """
     assert 1 not in killed.running.pids()
 
 
 def test_a_planned_exit_keeps_its_code(launcher: Launcher, tmp_path: Path) -> None:
     ended = attempt(launcher, scripted(tmp_path, {0: "137"}))
     assert ended.exits.first is not None
-    assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (0, 137, None)
+    assert (ended.exits.first.rank, ended.exits.first.exit_code, ended.exits.first.signal) == (
+        0,
+        137,
+        None,
+    )
 
 
 def test_what_a_rank_says_before_it_ends_is_heard(launcher: Launcher, tmp_path: Path) -> None:
@@ -135,14 +174,18 @@ def test_what_a_rank_says_before_it_ends_is_heard(launcher: Launcher, tmp_path: 
     assert "dataset" in ended.rank_error.text
 
 
-def test_a_rank_that_leaves_early_does_not_end_the_attempt_well(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_rank_that_leaves_early_does_not_end_the_attempt_well(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     ended = attempt(launcher, scripted(tmp_path, {0: "0", 1: "3"}))
     assert not ended.succeeded
     assert ended.exits.first is not None
     assert ended.exits.first.exit_code == 3
 
 
-def test_no_rank_is_left_when_the_launchers_own_process_is_killed(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_no_rank_is_left_when_the_launchers_own_process_is_killed(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     pids: list[int] = []
 
     def kill_the_launcher(running: RunningAttempt) -> None:
@@ -160,7 +203,9 @@ def test_no_rank_is_left_when_the_launchers_own_process_is_killed(launcher: Stan
 
 
 def test_a_stop_signal_ends_everything(launcher: Launcher, tmp_path: Path) -> None:
-    ended = attempt(launcher, scripted(tmp_path, {}), during=lambda running: os.kill(os.getpid(), signal.SIGINT))
+    ended = attempt(
+        launcher, scripted(tmp_path, {}), during=lambda running: os.kill(os.getpid(), signal.SIGINT)
+    )
     assert ended.stopped_by == signal.SIGINT
     assert not any(Path(f"/proc/{rank.pid}").exists() for rank in ended.exits.ranks)
 
@@ -168,17 +213,25 @@ def test_a_stop_signal_ends_everything(launcher: Launcher, tmp_path: Path) -> No
 def ignored(pid: int) -> set[int]:
     """The signals that process `pid` ignores."""
     status = Path(f"/proc/{pid}/status").read_text()
-    mask = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    mask = int(
+        next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16
+    )
     return {number for number in range(1, 65) if mask >> number - 1 & 1}
 
 
-def test_what_asks_a_process_to_end_is_for_the_supervisor_alone(launcher: StandinLauncher, tmp_path: Path) -> None:
-    """A scheduler sends it to every process of a job: neither ranks nor the launcher's own process may end of it."""
+def test_what_asks_a_process_to_end_is_for_the_supervisor_alone(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    """A scheduler sends it to every process of a job: neither ranks nor the launcher's own process
+    may end of it.
+    """
     deaf: list[bool] = []
 
     def look(running: RunningAttempt) -> None:
         everyone = [*pids_of_ranks(RunLayout(tmp_path)), launchers_process(running)]
-        deaf.extend({signal.SIGTERM, signal.SIGINT, signal.SIGHUP} <= ignored(pid) for pid in everyone)
+        deaf.extend(
+            {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} <= ignored(pid) for pid in everyone
+        )
         for pid in everyone:
             os.kill(pid, signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
@@ -210,12 +263,16 @@ def test_nothing_survives_a_killed_supervisor(kind: str, tmp_path: Path) -> None
     assert layout.control.exists()  # nobody was left to tidy up; the next supervisor does
 
 
-def test_an_attempt_may_be_ended_twice_and_hears_nobody_afterwards(launcher: Launcher, tmp_path: Path) -> None:
+def test_an_attempt_may_be_ended_twice_and_hears_nobody_afterwards(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     layout = scripted(tmp_path, {})
     listener = ControlServer(layout)
     with StopSignals() as stop:
         running = launcher.launch(spec(layout))
-        ended = AttemptMonitor(running, 0, listener, stop).run(lambda progress: os.kill(os.getpid(), signal.SIGINT))
+        ended = AttemptMonitor(running, 0, listener, stop).run(
+            lambda progress: os.kill(os.getpid(), signal.SIGINT)
+        )
     listener.close()
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # the numbers of what was closed
     running.kill()
@@ -242,7 +299,9 @@ zygote_main.fork_ranks(request, zygote_main.ZygoteHandles(theirs, os.getpid(), 1
 
 
 def test_a_zygote_that_cannot_fork_ends_and_does_not_wait_for_ever() -> None:
-    ended = subprocess.run([sys.executable, "-c", FAILING_FORK], capture_output=True, text=True, timeout=180)
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING_FORK], capture_output=True, text=True, timeout=180
+    )
     assert ended.returncode == 1
     assert "Resource temporarily unavailable" in ended.stderr
 

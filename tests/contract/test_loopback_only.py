@@ -1,4 +1,6 @@
-"""Nobody gets in: on one machine nothing of a job listens beyond the loopback, and nothing that lies in its store is unpickled."""
+"""Nobody gets in: on one machine nothing of a job listens beyond the loopback, and nothing that
+lies in its store is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,13 @@ class Evil:
 
 
 @pytest.fixture(params=LAUNCHERS.names())
-def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LaunchSpec, RunningAttempt]]:
+def job(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[LaunchSpec, RunningAttempt]]:
     """A job whose group has been formed, and waits."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", _other_device() or "lo")  # what a user may have set for other jobs
+    # what a user may have set for other jobs
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", _other_device() or "lo")
     launcher = registered_launcher(request.param, GROUP)
     made = spec(scripted(tmp_path), 1)
     running = launcher.launch(replace(made, module=GROUP, preload=(GROUP,)))
@@ -64,7 +69,9 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         launcher.close()
 
 
-def test_a_job_on_one_machine_cannot_be_reached_or_made_to_run_code(job: tuple[LaunchSpec, RunningAttempt], tmp_path: Path) -> None:
+def test_a_job_on_one_machine_cannot_be_reached_or_made_to_run_code(
+    job: tuple[LaunchSpec, RunningAttempt], tmp_path: Path
+) -> None:
     _, running = job
     listening = _listening()
     assert listening, "the store and the group listen"
@@ -79,9 +86,18 @@ def test_a_job_on_one_machine_cannot_be_reached_or_made_to_run_code(job: tuple[L
 
 def _plant(running: AgentAttempt, folder: Path, ports: list[int]) -> None:
     """From another process: where torchrun's own rendezvous would unpickle it before it ends."""
-    environment = next(found for process in _family() if "TORCHELASTIC_RUN_ID" in (found := _environment(process)))
+    environment = next(
+        found for process in _family() if "TORCHELASTIC_RUN_ID" in (found := _environment(process))
+    )
     evil = base64.b64encode(pickle.dumps(Evil(folder / "canary"))).decode()
-    plant = [sys.executable, "-c", PLANT, environment["TORCHELASTIC_RUN_ID"], evil, *map(str, ports)]
+    plant = [
+        sys.executable,
+        "-c",
+        PLANT,
+        environment["TORCHELASTIC_RUN_ID"],
+        evil,
+        *map(str, ports),
+    ]
     subprocess.run(plant, check=True, timeout=120)
     (folder / "go").touch()
     running._agent.wait()
@@ -103,23 +119,45 @@ def _environment(process: psutil.Process) -> dict[str, str]:
 def _listening() -> set[tuple[str, int]]:
     """Address and port of every socket of this process's children that waits for connections."""
     connections = [each for process in _family() for each in process.net_connections("inet")]
-    return {(each.laddr.ip, each.laddr.port) for each in connections if each.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)}
+    return {
+        (each.laddr.ip, each.laddr.port)
+        for each in connections
+        if each.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+    }
 
 
 def _ports_of(pid: int) -> list[int]:
     """Where a process, or one of its threads, waits for connections."""
-    return [each.laddr.port for each in psutil.Process(pid).net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    return [
+        each.laddr.port
+        for each in psutil.Process(pid).net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
 
 
 def _other_addresses() -> list[str]:
-    found = [each.address for device in psutil.net_if_addrs().values() for each in device if each.family == socket.AF_INET]
+    found = [
+        each.address
+        for device in psutil.net_if_addrs().values()
+        for each in device
+        if each.family == socket.AF_INET
+    ]
     return [address for address in found if not re.match(r"127\.", address)]
 
 
 def _other_device() -> str | None:
     up = psutil.net_if_stats()
     addresses = psutil.net_if_addrs()
-    return next((name for name in addresses if name != "lo" and up[name].isup and any(a.family == socket.AF_INET for a in addresses[name])), None)
+    return next(
+        (
+            name
+            for name in addresses
+            if name != "lo"
+            and up[name].isup
+            and any(a.family == socket.AF_INET for a in addresses[name])
+        ),
+        None,
+    )
 
 
 def test_the_agents_of_several_nodes_meet_by_number_and_two_jobs_never_meet() -> None:

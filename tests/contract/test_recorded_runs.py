@@ -1,4 +1,6 @@
-"""Run directories of version 0.1.0 are judged and reported as that version did, and a stopped one goes on."""
+"""Run directories of version 0.1.0 are judged and reported as that version did, and a stopped one
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import run_ecrl
 
 RECORDED = Path(__file__).parent.parent / "recorded"
-EXPECTED: dict[str, dict[str, Any]] = json.loads((RECORDED / "v0.1.0.json").read_text(encoding="utf-8"))
+EXPECTED: dict[str, dict[str, Any]] = json.loads(
+    (RECORDED / "v0.1.0.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +37,16 @@ def test_a_run_of_before_is_judged_as_before(sweep: Path, name: str) -> None:
     now = {finding.promise: finding.status for finding in verdict.findings}
     before = EXPECTED[name]["promises"]
     assert verdict.status == EXPECTED[name]["status"]
-    # What was called valid without evidence is `not checked` today; nothing else may change, and no new promise may be broken.
-    assert {promise: status for promise, status in now.items() if now[promise] not in (before.get(promise), "not checked", "valid")} == {}
-    assert {promise for promise, status in before.items() if status != "valid"} == {promise for promise, status in now.items() if status == "unknown"}
+    # What was called valid without evidence is `not checked` today; nothing else may change, and no
+    # new promise may be broken.
+    assert {
+        promise: status
+        for promise, status in now.items()
+        if now[promise] not in (before.get(promise), "not checked", "valid")
+    } == {}
+    assert {promise for promise, status in before.items() if status != "valid"} == {
+        promise for promise, status in now.items() if status == "unknown"
+    }
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
@@ -46,7 +57,9 @@ def test_runs_of_before_are_reported_as_before(sweep: Path, tmp_path: Path) -> N
     for name, expected in EXPECTED.items():
         for column, before in expected["runs_csv"].items():
             value = now[name][column]
-            assert value == before or math.isclose(float(value), float(before), rel_tol=1e-9), f"{name}: {column} was {before}, is {value}"
+            assert value == before or math.isclose(float(value), float(before), rel_tol=1e-9), (
+                f"{name}: {column} was {before}, is {value}"
+            )
 
 
 def test_a_stopped_run_of_before_goes_on(sweep: Path) -> None:
@@ -59,11 +72,20 @@ def test_a_stopped_run_of_before_goes_on(sweep: Path) -> None:
         "failure.steps=[4]",
         "reference=none",
     ]
-    words += ["state_digests=false", "ddp.find_unused_parameters=true"]  # as they were; the refusal names what 0.2.0 decides otherwise
+    # as they were; the refusal names what 0.2.0 decides otherwise
+    words += ["state_digests=false", "ddp.find_unused_parameters=true"]
     done = run_ecrl(sweep, "train", *words, f"run_dir={sweep / 'stopped'}")
     assert done.stderr.endswith(f"next: ecrl verify {sweep / 'stopped'}\n")
-    attempts = json.loads((sweep / "stopped" / "supervisor.json").read_text(encoding="utf-8"))["attempts"]
+    attempts = json.loads((sweep / "stopped" / "supervisor.json").read_text(encoding="utf-8"))[
+        "attempts"
+    ]
     assert attempts[-1]["resumed_from_step"] == 10
     status = {finding.promise: finding.status for finding in verify_run(sweep / "stopped").findings}
-    assert (status["exactly-once"], status["no-acknowledged-loss"], status["target-reached"]) == ("valid", "valid", "valid")
-    assert status["checkpoints-accounted"] == status["state-consistent"] == "valid", "hashed by SHA-256 as the run began"
+    assert (status["exactly-once"], status["no-acknowledged-loss"], status["target-reached"]) == (
+        "valid",
+        "valid",
+        "valid",
+    )
+    assert status["checkpoints-accounted"] == status["state-consistent"] == "valid", (
+        "hashed by SHA-256 as the run began"
+    )

@@ -1,7 +1,8 @@
-"""Killed at every point of the protocol, under every write mode, in both layouts and strategies: what recovery finds is whole, and
-nothing acknowledged is lost.
+"""Killed at every point of the protocol, under every write mode, in both layouts and strategies:
+what recovery finds is whole, and nothing acknowledged is lost.
 
-The process is killed by SIGKILL inside the real store code; the page cache survives, so this is the contract for process crashes.
+The process is killed by SIGKILL inside the real store code; the page cache survives, so this is the
+contract for process crashes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def config(mode: str) -> StoreConfig:
     return StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
-def commit(store: CheckpointStore, step: int, single: bool, attempt: int = ATTEMPT, seed: int = 1) -> None:
+def commit(
+    store: CheckpointStore, step: int, single: bool, attempt: int = ATTEMPT, seed: int = 1
+) -> None:
     image = synthetic_image(seed, step, plan(single))
     store.update_pointers_and_retire(store.save(image, attempt), image)
 
@@ -62,10 +65,13 @@ def visited(root: Path, mode: str, single: bool) -> list[str]:
 
 
 def in_a_child(work: Callable[[Callable[[], None]], None]) -> tuple[bool, bool]:
-    """Run `work(acknowledge)` in a forked process; gives whether it acknowledged, and whether it was killed."""
+    """Run `work(acknowledge)` in a forked process; gives whether it acknowledged, and whether it
+    was killed.
+    """
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of this process hold nothing that the child needs
+        # other threads of this process hold nothing that the child needs
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         try:
@@ -109,8 +115,12 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashRig]:
 @pytest.mark.parametrize("strategy", WRITING)
 @pytest.mark.parametrize("mode", WRITE_MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(rig: CrashRig, mode: str, layout: str, strategy: str) -> None:
-    """At every point: exactly what is due is recovered, and the next attempt saves the same step and leaves nothing lying about."""
+def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(
+    rig: CrashRig, mode: str, layout: str, strategy: str
+) -> None:
+    """At every point: exactly what is due is recovered, and the next attempt saves the same step
+    and leaves nothing lying about.
+    """
     points, _ = rig.visited(Save(mode, layout))
     assert len(points) == len(set(points)) >= 15
     for point in points:
@@ -124,13 +134,17 @@ def test_a_killed_writer_leaves_the_new_checkpoint_or_the_previous_one(rig: Cras
 
 @pytest.mark.parametrize("mode", WRITE_MODES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_writer_killed_before_any_of_its_calls_leaves_a_whole_checkpoint(rig: CrashRig, mode: str, layout: str) -> None:
+def test_a_writer_killed_before_any_of_its_calls_leaves_a_whole_checkpoint(
+    rig: CrashRig, mode: str, layout: str
+) -> None:
     _, calls = rig.visited(Save(mode, layout))
     assert len(calls) >= 15
     for number, call in enumerate(calls):
         found = rig.crash(Save(mode, layout, call=number), "blocking")
         assert found["hit"], call
-        assert found["outcome"] in ("new", "previous") and not found["again"] and not found["left"], call
+        assert (
+            found["outcome"] in ("new", "previous") and not found["again"] and not found["left"]
+        ), call
         if mode != "unsafe" and layout == "group":
             assert not found["half"], f"{call}: a half checkpoint has a name that counts"
 

@@ -1,4 +1,6 @@
-"""Ranks that are killed inside backward, and those who finish the mini-batch without them: real processes, a real SIGKILL."""
+"""Ranks that are killed inside backward, and those who finish the mini-batch without them: real
+processes, a real SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,23 @@ def outcomes() -> dict[str, dict[str, Any]]:
 
 
 def rig(cases: list[dict[str, Any]], timeout: float = 110) -> list[dict[str, Any]]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.survivors_rig", json.dumps(cases)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.contract.survivors_rig",
+        json.dumps(cases),
+    ]
     root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -65,7 +81,9 @@ def test_nothing_is_redone_where_nobody_dies_or_the_step_is_given_up(name: str) 
 def test_what_was_redone_names_the_step_and_the_dead(name: str) -> None:
     for rank, found in outcomes()[name].items():
         if rank != "1":
-            assert [(each["global_step"], each["lost"], each["left"]) for each in found["redone"]] == [(3, [1], [0, 2, 3])]
+            assert [
+                (each["global_step"], each["lost"], each["left"]) for each in found["redone"]
+            ] == [(3, [1], [0, 2, 3])]
 
 
 @pytest.mark.slow
@@ -77,7 +95,13 @@ def test_random_deaths() -> None:
         ranks = draw.choice([2, 3, 4])
         victims = draw.sample(range(ranks), draw.randint(1, ranks - 1))
         cases.append(
-            {"lossy": draw.random() < 0.7, "ranks": ranks, "deaths": [[draw.randint(1, STEPS), rank, draw.randrange(GRADIENTS)] for rank in victims]}
+            {
+                "lossy": draw.random() < 0.7,
+                "ranks": ranks,
+                "deaths": [
+                    [draw.randint(1, STEPS), rank, draw.randrange(GRADIENTS)] for rank in victims
+                ],
+            }
         )
     for case, outcome in zip(cases, rig(cases, 590), strict=True):
         check(case, outcome)

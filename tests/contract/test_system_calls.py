@@ -1,4 +1,5 @@
-"""What the kernel is asked for during a save, seen by strace: the order that the protocol promises, and nothing beside the seam.
+"""What the kernel is asked for during a save, seen by strace: the order that the protocol promises,
+and nothing beside the seam.
 
 Without the second part every study behind the seam would prove something about another program.
 """
@@ -16,15 +17,58 @@ import pytest
 
 from tests.needs import require
 
-CELLS = [(layout, mode) for layout in ("group", "single") for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync")]
+CELLS = [
+    (layout, mode)
+    for layout in ("group", "single")
+    for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync")
+]
 CHANGING = (
-    *("openat", "open", "creat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "symlink", "symlinkat", "link", "linkat"),
-    *("unlink", "unlinkat", "rmdir", "write", "pwrite64", "writev", "pwritev", "pwritev2", "fsync", "fdatasync", "sync", "syncfs"),
-    *("sync_file_range", "truncate", "ftruncate", "fallocate", "copy_file_range", "sendfile", "splice", "chmod", "fchmod", "fchmodat", "utimensat"),
+    *(
+        "openat",
+        "open",
+        "creat",
+        "mkdir",
+        "mkdirat",
+        "rename",
+        "renameat",
+        "renameat2",
+        "symlink",
+        "symlinkat",
+        "link",
+        "linkat",
+    ),
+    *(
+        "unlink",
+        "unlinkat",
+        "rmdir",
+        "write",
+        "pwrite64",
+        "writev",
+        "pwritev",
+        "pwritev2",
+        "fsync",
+        "fdatasync",
+        "sync",
+        "syncfs",
+    ),
+    *(
+        "sync_file_range",
+        "truncate",
+        "ftruncate",
+        "fallocate",
+        "copy_file_range",
+        "sendfile",
+        "splice",
+        "chmod",
+        "fchmod",
+        "fchmodat",
+        "utimensat",
+    ),
 )
 BEGIN, ACKNOWLEDGED, SETTLED = "begin", "acknowledged", "settled"
 
-# Two checkpoints are there before the one that is looked at: retention has one to remove. Over a megabyte of model: direct I/O, where there is.
+# Two checkpoints are there before the one that is looked at: retention has one to remove. Over a
+# megabyte of model: direct I/O, where there is.
 SAVER = """
 import json, os, sys
 from pathlib import Path
@@ -53,7 +97,9 @@ print(json.dumps([[call.name, str(call.path), call.target if call.name == "renam
 
 @dataclass(frozen=True)
 class Event:
-    """A call that changes or syncs something in the run directory; or one of the three marks, with an empty path."""
+    """A call that changes or syncs something in the run directory; or one of the three marks, with
+    an empty path.
+    """
 
     name: str
     path: str = ""
@@ -97,11 +143,25 @@ class _Traces(dict[tuple[str, str], Trace]):
 
 def traced(run: Path, layout: str, mode: str) -> Trace:
     root, log = run / "checkpoints", run.with_name(run.name + ".strace")
-    command = ["strace", "-f", "--seccomp-bpf", "-y", "-s", "16", "-o", str(log), "-e", "trace=" + ",".join(f"?{name}" for name in CHANGING)]
+    command = [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-y",
+        "-s",
+        "16",
+        "-o",
+        str(log),
+        "-e",
+        "trace=" + ",".join(f"?{name}" for name in CHANGING),
+    ]
     saver, here = [sys.executable, "-c", SAVER, str(root), layout, mode], Path(__file__).parents[2]
-    done = subprocess.run([*command, *saver], capture_output=True, text=True, check=False, cwd=here)  # SAVER imports from tests/
+    # SAVER imports from tests/
+    done = subprocess.run([*command, *saver], capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr[-2000:]
-    seam = tuple(Event(name, path, target, size) for name, path, target, size in json.loads(done.stdout))
+    seam = tuple(
+        Event(name, path, target, size) for name, path, target, size in json.loads(done.stdout)
+    )
     return Trace(root, tuple(events(log.read_text(), run)), seam)
 
 
@@ -148,7 +208,9 @@ def event_of(call: str, run: Path, folders: set[str]) -> Event | None:
 
 
 def fault_in(trace: list[Event], root: Path, layout: str, mode: str) -> str:
-    """The first rule of the protocol that the calls between `begin` and `acknowledged` break; empty where they keep all."""
+    """The first rule of the protocol that the calls between `begin` and `acknowledged` break; empty
+    where they keep all.
+    """
     place = {(event.name, event.file): number for number, event in enumerate(trace)}
     rename = [number for number, event in enumerate(trace) if event.name == "rename"]
     synced = [event for event in trace if event.name in ("fsync", "fsyncdir")]
@@ -156,14 +218,29 @@ def fault_in(trace: list[Event], root: Path, layout: str, mode: str) -> str:
         return "unsafe syncs or renames" if synced or rename else ""
     files = [event.path for event in trace if event.name == "create"]
     for path in files:
-        writes = [number for number, event in enumerate(trace) if event.name == "write" and event.path == path]
-        syncs = [number for number, event in enumerate(trace) if event.name == "fsync" and event.path == path]
+        writes = [
+            number
+            for number, event in enumerate(trace)
+            if event.name == "write" and event.path == path
+        ]
+        syncs = [
+            number
+            for number, event in enumerate(trace)
+            if event.name == "fsync" and event.path == path
+        ]
         if len(syncs) != 1 or not writes or syncs[0] < writes[-1] or syncs[0] > rename[0]:
-            return f"{Path(path).name} is not synced once, after its last write and before the first rename"
+            return (
+                f"{Path(path).name} is not synced once, after its last write and before the first"
+                " rename"
+            )
     if layout == "group":
         fault = _group_fault(place, [Path(path).name for path in files])
     else:
-        fault = "" if [Path(trace[n].target).suffix for n in rename] == [".safetensors", ".json"] else "the sidecar is not renamed last"
+        fault = (
+            ""
+            if [Path(trace[n].target).suffix for n in rename] == [".safetensors", ".json"]
+            else "the sidecar is not renamed last"
+        )
     if fault:
         return fault
     if mode == "atomic_nodirsync":
@@ -180,7 +257,10 @@ def fault_in(trace: list[Event], root: Path, layout: str, mode: str) -> str:
 
 def _group_fault(place: dict[tuple[str, str], int], files: list[str]) -> str:
     parts = [name for name in files if name not in ("MANIFEST.json", "COMMIT.json")]
-    if len(parts) != 4 or max(place["fsync", name] for name in parts) > place["fsync", "MANIFEST.json"]:
+    if (
+        len(parts) != 4
+        or max(place["fsync", name] for name in parts) > place["fsync", "MANIFEST.json"]
+    ):
         return "a part is not synced before the manifest"
     if place["fsync", "MANIFEST.json"] > place["create", "COMMIT.json"]:
         return "the manifest is not synced before the commit is made"
@@ -188,55 +268,105 @@ def _group_fault(place: dict[tuple[str, str], int], files: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("layout", "mode"), CELLS)
-def test_the_kernel_is_asked_in_the_order_of_the_protocol(traces: dict[tuple[str, str], Trace], layout: str, mode: str) -> None:
+def test_the_kernel_is_asked_in_the_order_of_the_protocol(
+    traces: dict[tuple[str, str], Trace], layout: str, mode: str
+) -> None:
     trace = traces[layout, mode]
     assert fault_in(trace.between(BEGIN, ACKNOWLEDGED), trace.root, layout, mode) == ""
 
 
 @pytest.mark.parametrize("layout", ["group", "single"])
-def test_a_protocol_without_any_one_of_its_syncs_is_noticed(traces: dict[tuple[str, str], Trace], layout: str) -> None:
+def test_a_protocol_without_any_one_of_its_syncs_is_noticed(
+    traces: dict[tuple[str, str], Trace], layout: str
+) -> None:
     trace = traces[layout, "atomic_dirsync"]
     save = trace.between(BEGIN, ACKNOWLEDGED)
     needed = [number for number, event in enumerate(save) if event.name in ("fsync", "fsyncdir")]
     assert len(needed) == (8 if layout == "group" else 3)
     for number in needed:
-        assert fault_in(save[:number] + save[number + 1 :], trace.root, layout, "atomic_dirsync"), save[number]
-        assert fault_in([*save[:number], *save[number + 1 :], save[number]], trace.root, layout, "atomic_dirsync") or save[number].path == str(
-            trace.root
+        assert fault_in(save[:number] + save[number + 1 :], trace.root, layout, "atomic_dirsync"), (
+            save[number]
         )
-        assert fault_in([save[number], *save[:number], *save[number + 1 :]], trace.root, layout, "atomic_dirsync"), save[number]
+        assert fault_in(
+            [*save[:number], *save[number + 1 :], save[number]],
+            trace.root,
+            layout,
+            "atomic_dirsync",
+        ) or save[number].path == str(trace.root)
+        assert fault_in(
+            [save[number], *save[:number], *save[number + 1 :]],
+            trace.root,
+            layout,
+            "atomic_dirsync",
+        ), save[number]
 
 
 @pytest.mark.parametrize(("layout", "mode"), CELLS)
-def test_pointers_and_retention_come_after_the_acknowledgement(traces: dict[tuple[str, str], Trace], layout: str, mode: str) -> None:
+def test_pointers_and_retention_come_after_the_acknowledgement(
+    traces: dict[tuple[str, str], Trace], layout: str, mode: str
+) -> None:
     trace = traces[layout, mode]
     save, after = trace.between(BEGIN, ACKNOWLEDGED), trace.between(ACKNOWLEDGED, SETTLED)
-    hints = [event for event in save if "latest" in event.path + event.target or ".trash_" in event.path + event.target or event.name == "unlink"]
+    hints = [
+        event
+        for event in save
+        if "latest" in event.path + event.target
+        or ".trash_" in event.path + event.target
+        or event.name == "unlink"
+    ]
     assert hints == []
-    order = [(event.name, Path(event.target or event.path).name.partition(".")[0]) for event in after if event.name == "rename"]
+    order = [
+        (event.name, Path(event.target or event.path).name.partition(".")[0])
+        for event in after
+        if event.name == "rename"
+    ]
     assert order[:2] == [("rename", "latest"), ("rename", "latest_ok")]
-    gone = [event.file for event in after if event.name == "unlink" and (layout == "single" or Path(event.path).parent != trace.root)]
+    gone = [
+        event.file
+        for event in after
+        if event.name == "unlink" and (layout == "single" or Path(event.path).parent != trace.root)
+    ]
     assert gone and gone[0].endswith("COMMIT.json" if layout == "group" else ".json")
     assert any(event.name == "fsyncdir" for event in after) == (mode == "atomic_dirsync")
     assert any(event.name == "fsync" for event in after) == (mode != "unsafe")
 
 
 @pytest.mark.parametrize("mode", ["unsafe", "atomic_dirsync"])
-def test_the_folder_and_the_lease_are_durable_before_the_first_save_in_every_mode(traces: dict[tuple[str, str], Trace], mode: str) -> None:
+def test_the_folder_and_the_lease_are_durable_before_the_first_save_in_every_mode(
+    traces: dict[tuple[str, str], Trace], mode: str
+) -> None:
     trace = traces["group", mode]
-    names = [(event.name, event.path if event.name != "rename" else event.target) for event in trace.kernel]
+    names = [
+        (event.name, event.path if event.name != "rename" else event.target)
+        for event in trace.kernel
+    ]
     lease = str(trace.root / ".attempt")
-    claim = [("mkdir", str(trace.root)), ("fsyncdir", str(trace.root.parent)), ("rename", lease), ("fsyncdir", str(trace.root))]
+    claim = [
+        ("mkdir", str(trace.root)),
+        ("fsyncdir", str(trace.root.parent)),
+        ("rename", lease),
+        ("fsyncdir", str(trace.root)),
+    ]
     places = [names.index(step) for step in claim]
     assert places == sorted(places)
-    (temporary,) = (event.path for event in trace.kernel if event.name == "rename" and event.target == lease)
+    (temporary,) = (
+        event.path for event in trace.kernel if event.name == "rename" and event.target == lease
+    )
     assert places[1] < names.index(("fsync", temporary)) < places[2]
-    stage = next(number for number, (name, path) in enumerate(names) if name == "mkdir" and path != str(trace.root))
+    stage = next(
+        number
+        for number, (name, path) in enumerate(names)
+        if name == "mkdir" and path != str(trace.root)
+    )
     assert places[-1] < stage
 
 
 @pytest.mark.parametrize(("layout", "mode"), CELLS)
-def test_every_changing_call_in_the_folder_went_through_the_seam(traces: dict[tuple[str, str], Trace], layout: str, mode: str) -> None:
+def test_every_changing_call_in_the_folder_went_through_the_seam(
+    traces: dict[tuple[str, str], Trace], layout: str, mode: str
+) -> None:
     trace = traces[layout, mode]
     assert [event for event in trace.kernel if event.path] == list(trace.seam)
-    assert {"create", "write", "rename", "unlink", "symlink", "mkdir"} <= {event.name for event in trace.seam}
+    assert {"create", "write", "rename", "unlink", "symlink", "mkdir"} <= {
+        event.name for event in trace.seam
+    }

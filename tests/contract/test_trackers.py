@@ -1,4 +1,6 @@
-"""Each tracker shows what the records say, read back by the package that people read it with; and none of them can change or end a run."""
+"""Each tracker shows what the records say, read back by the package that people read it with; and
+none of them can change or end a run.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,20 @@ def of_mlflow(place: Path) -> Shown:
 
     client = MlflowClient(tracking_uri=place.absolute().as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("ecrl").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.params["model.name"] == "small_cnn" and run.data.metrics["goodput"] > 0
-    return {each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")}, run.data.tags["verdict"]
+    assert (
+        run.info.status == "FINISHED"
+        and run.data.params["model.name"] == "small_cnn"
+        and run.data.metrics["goodput"] > 0
+    )
+    return {
+        each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")
+    }, run.data.tags["verdict"]
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of W&B's file: a header of 7 bytes, then blocks of 32 KiB as in LevelDB's log: checksum, length, type (2, 3, 4: parts of one)."""
+    """The records of W&B's file: a header of 7 bytes, then blocks of 32 KiB as in LevelDB's log:
+    checksum, length, type (2, 3, 4: parts of one).
+    """
     at, parts = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no room for a header: the rest of the block is empty
@@ -83,17 +93,33 @@ def of_wandb(place: Path) -> Shown:
             record = Record()
             record.ParseFromString(data)
             assert not record.run.host
-            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            values = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
             if "loss" in values:
                 found[record.history.step.num or values["_step"]] = values["loss"]
-            verdict = next((json.loads(item.value_json) for item in record.summary.update if item.key == "verdict"), verdict)
+            verdict = next(
+                (
+                    json.loads(item.value_json)
+                    for item in record.summary.update
+                    if item.key == "verdict"
+                ),
+                verdict,
+            )
     return found, verdict
 
 
 def of_prometheus(place: Path) -> Shown:
-    lines = [line for line in (place / "blk.prom").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in (place / "blk.prom").read_text().splitlines() if not line.startswith("#")
+    ]
     values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines}
-    verdict = next(line for line in lines if line.startswith("ecrl_verdict")).partition('is="')[2].partition('"')[0]
+    verdict = (
+        next(line for line in lines if line.startswith("ecrl_verdict"))
+        .partition('is="')[2]
+        .partition('"')[0]
+    )
     assert float(values["ecrl_goodput"]) > 0
     return {int(float(values["ecrl_step"])): float(values["ecrl_final_loss"])}, verdict
 
@@ -117,8 +143,12 @@ def test_a_tracker_is_registered_under_its_name(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.filterwarnings("ignore")  # of the packages
 @pytest.mark.parametrize("name", [name for name in TRACKERS.builtin if name != "none"])
-def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run with two restarts: each step once, and then the verdict; told twice it is the same."""
+def test_a_tracker_shows_what_the_records_say(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run with two restarts: each step once, and then the verdict; told twice it is the
+    same.
+    """
     if package := TRACKERS.of(name).package:
         require(package)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -131,13 +161,22 @@ def test_a_tracker_shows_what_the_records_say(name: str, tmp_path: Path, capsys:
         where, read = READ[name]
         shown, verdict = read(layout.root / FOLDER / where)
         due = losses(layout, 24)
-        assert verdict == "valid" and max(shown) == 24 and (name == "prometheus" or set(shown) == set(due))
+        assert (
+            verdict == "valid"
+            and max(shown) == 24
+            and (name == "prometheus" or set(shown) == set(due))
+        )
         assert all(value == pytest.approx(due[step]) for step, value in shown.items())
-        assert name != "prometheus" or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text(), "told twice, it still has the loss"
+        assert (
+            name != "prometheus"
+            or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text()
+        ), "told twice, it still has the loss"
 
 
 def told(place: Path, ident: str, step: int | None = None, name: str = "run") -> str:
-    """The file after a session: with `step` one that trains, else one that is told the end alone."""
+    """The file after a session: with `step` one that trains, else one that is told the end
+    alone.
+    """
     tracker = Prometheus(str(place), name, ident, {})
     if step is not None:
         tracker.step(step, {"loss": 0.5})
@@ -145,7 +184,9 @@ def told(place: Path, ident: str, step: int | None = None, name: str = "run") ->
     return (place / f"{name}.prom").read_text()
 
 
-def test_the_prometheus_file_keeps_what_the_same_run_has_told_until_it_goes_on(tmp_path: Path) -> None:
+def test_the_prometheus_file_keeps_what_the_same_run_has_told_until_it_goes_on(
+    tmp_path: Path,
+) -> None:
     assert 'ecrl_loss{run="run"} 0.5\n' in told(tmp_path, "a", 24)
     assert 'ecrl_loss{run="run"} 0.5\n' in told(tmp_path, "a"), "judged later"
     assert "ecrl_loss" not in told(tmp_path, "b"), "another run of that name"
@@ -157,64 +198,121 @@ def test_the_prometheus_file_keeps_what_the_same_run_has_told_until_it_goes_on(t
     assert 'ecrl_loss{run="run"} nan\n' in told(tmp_path, "b")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"# run a\necrl_loss\n", b"", b"# of another program\nloss 1\n"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"# run a\necrl_loss\n", b"", b"# of another program\nloss 1\n"]
+)
 def test_a_prometheus_file_that_cannot_be_read_is_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.prom").write_bytes(content)
     assert told(tmp_path, "a", 24).startswith("# run a\n")
 
 
-def test_a_missing_package_is_said_before_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_package_is_said_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ecrl_cli.linux.prerequisites.find_spec", lambda name: None)
     assert main(["train", "tracker=mlflow", "run_dir=run"]) == 2
-    assert "tracker: mlflow needs the package mlflow; pip install 'ecrl[mlflow]', or tracker=none" in capsys.readouterr().err
+    assert (
+        "tracker: mlflow needs the package mlflow; pip install 'ecrl[mlflow]', or tracker=none"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_tracked_run_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
-    """Against an undisturbed run without a tracker, bit for bit; the file ends with the last step and the metrics."""
+    """Against an undisturbed run without a tracker, bit for bit; the file ends with the last step
+    and the metrics.
+    """
     keys = tiny("failure.steps=[9]", "reference=auto")
-    ecrl_in_process(tmp_path, "train", *keys, "tracker=prometheus", f"tracker.place={tmp_path}/shown", "run_dir=run")
+    ecrl_in_process(
+        tmp_path,
+        "train",
+        *keys,
+        "tracker=prometheus",
+        f"tracker.place={tmp_path}/shown",
+        "run_dir=run",
+    )
     ecrl_in_process(tmp_path, "verify", "run")
-    assert [path.name for path in (tmp_path / "shown").iterdir()] == ["run.prom"], "its reference is not shown"
+    assert [path.name for path in (tmp_path / "shown").iterdir()] == ["run.prom"], (
+        "its reference is not shown"
+    )
     said = (tmp_path / "shown" / "run.prom").read_text()
-    assert 'ecrl_step{run="run"} 24.0\n' in said and 'ecrl_restarts{run="run"} 1.0\n' in said and 'is="completed"} 1' in said
+    assert (
+        'ecrl_step{run="run"} 24.0\n' in said
+        and 'ecrl_restarts{run="run"} 1.0\n' in said
+        and 'is="completed"} 1' in said
+    )
 
 
-@pytest.mark.parametrize(("place", "said"), [("/dev/null/x", "NotADirectoryError"), ("", "ended by a test")])
-def test_a_tracker_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "said"), [("/dev/null/x", "NotADirectoryError"), ("", "ended by a test")]
+)
+def test_a_tracker_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str
+) -> None:
     if not place:
-        monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.COMMAND", (sys.executable, "-c", "print('ended by a test'); raise SystemExit(3)"))
+        monkeypatch.setattr(
+            "ecrl_cli.runs.tracking.tracked.COMMAND",
+            (sys.executable, "-c", "print('ended by a test'); raise SystemExit(3)"),
+        )
     keys = tiny("target_steps=12", "failure=none", "failure.steps=", "failure.rank=")
-    done = ecrl_in_process(tmp_path, "train", *keys, "tracker=prometheus", f"tracker.place='{place}'" if place else "private=false", "run_dir=run")
+    done = ecrl_in_process(
+        tmp_path,
+        "train",
+        *keys,
+        "tracker=prometheus",
+        f"tracker.place='{place}'" if place else "private=false",
+        "run_dir=run",
+    )
     lines = [line for line in done.stderr.splitlines() if "tracker=prometheus" in line]
     assert len(lines) == 1 and said in lines[0] and lines[0].endswith("the records are whole")
 
 
-def test_one_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+def test_one_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "ecrl_cli.runs.tracking.tracked.COMMAND",
+        (sys.executable, "-c", "import time; time.sleep(600)"),
+    )
     monkeypatch.setattr("ecrl_cli.runs.tracking.tracked.LAST_S", 0.2)
-    layout = RunBuilder(tmp_path / "blk", replace(config_of("ref"), tracker=TrackerConfig("prometheus"))).build()
+    layout = RunBuilder(
+        tmp_path / "blk", replace(config_of("ref"), tracker=TrackerConfig("prometheus"))
+    ).build()
     assert main(["verify", str(layout.root), "--track"]) == 0
-    assert "tracker=prometheus: did not end within 0 s and was ended; the records are whole" in capsys.readouterr().err
+    assert (
+        "tracker=prometheus: did not end within 0 s and was ended; the records are whole"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_that_goes_on_with_another_tracker_tells_that_one(tmp_path: Path) -> None:
     """config.json keeps the tracker that the run began with."""
     config = config_of("ref")
     layout, said = RunBuilder(tmp_path / "ref", config).build(), list[str]()
-    with tracked(replace(config, tracker=TrackerConfig("prometheus", str(tmp_path / "shown"))), layout, said.append):
+    with tracked(
+        replace(config, tracker=TrackerConfig("prometheus", str(tmp_path / "shown"))),
+        layout,
+        said.append,
+    ):
         pass
-    assert not said and 'ecrl_step{run="ref"} 24.0\n' in (tmp_path / "shown" / "ref.prom").read_text()
+    assert (
+        not said and 'ecrl_step{run="ref"} 24.0\n' in (tmp_path / "shown" / "ref.prom").read_text()
+    )
 
 
-def test_a_run_without_a_tracker_has_nobody_to_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_tracker_has_nobody_to_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(build_ref(tmp_path).root), "--track"]) == 0
     assert "ref: began without a tracker; --track has nobody to tell" in capsys.readouterr().err
 
 
 def test_the_hundredth_attempt_comes_after_the_eleventh(tmp_path: Path) -> None:
-    layout, steps = RunBuilder(tmp_path / "blk", config_of("blk", "kill", (9, 20), 1)).build(), list[int]()
+    layout, steps = (
+        RunBuilder(tmp_path / "blk", config_of("blk", "kill", (9, 20), 1)).build(),
+        list[int](),
+    )
     for old, new in ((2, 100), (1, 11)):
         layout.attempt(old).rank(0).parent.rename(layout.logs / f"attempt-{new}")
     follower = Follower(layout.root, "prometheus", "")
@@ -223,16 +321,26 @@ def test_the_hundredth_attempt_comes_after_the_eleventh(tmp_path: Path) -> None:
     assert steps == list(range(1, 25))
 
 
-def test_a_password_in_the_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_password_in_the_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "tracker=mlflow", "tracker.place='https://me:word@host/x@y'", "run_dir=run"]) == 2
+    assert (
+        main(["train", "tracker=mlflow", "tracker.place='https://me:word@host/x@y'", "run_dir=run"])
+        == 2
+    )
     said = capsys.readouterr().err
-    assert "tracker.place: holds a user or password, which would be recorded" in said and "word@" not in said
+    assert (
+        "tracker.place: holds a user or password, which would be recorded" in said
+        and "word@" not in said
+    )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("status", "shown"), [("completed", "FINISHED"), ("gave_up", "FAILED"), ("stopped", "KILLED")])
+@pytest.mark.parametrize(
+    ("status", "shown"), [("completed", "FINISHED"), ("gave_up", "FAILED"), ("stopped", "KILLED")]
+)
 def test_mlflow_says_how_a_run_ended(tmp_path: Path, status: str, shown: str) -> None:
     require("mlflow")
     mlflow = importlib.import_module("mlflow")
@@ -247,5 +355,13 @@ def test_mlflow_says_how_a_run_ended(tmp_path: Path, status: str, shown: str) ->
 
 
 def test_the_supervisor_imports_no_tracker() -> None:
-    code = "import sys, ecrl_cli.runs.run, ecrl_cli.cli.verify; print(sorted({'tensorboard', 'mlflow', 'wandb', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, ecrl_cli.runs.run, ecrl_cli.cli.verify; print(sorted({'tensorboard', 'mlflow',"
+        " 'wandb', 'torch'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

@@ -1,4 +1,6 @@
-"""Failures by the clock, while an attempt starts, and two in one attempt: what must be on record of them, and what must not."""
+"""Failures by the clock, while an attempt starts, and two in one attempt: what must be on record of
+them, and what must not.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,20 @@ def planned(found: RunRecords, *entries: str) -> RunRecords:
     found = replace(found, plan=made)
     for a in found.attempts:
         spent = {fired.index for fired in found.fired if fired.attempt < a.attempt}
-        found = ordered(found, a.attempt, pending=tuple(entry for entry in made if entry.index not in spent))
+        found = ordered(
+            found, a.attempt, pending=tuple(entry for entry in made if entry.index not in spent)
+        )
     return found
 
 
 def fault_fired(found: RunRecords, index: int, **changes: object) -> RunRecords:
     """With another record of the fault `index`."""
-    return replace(found, fired=tuple(replace(each, **changes) if each.index == index else each for each in found.fired))  # type: ignore[arg-type]
+    return replace(
+        found,
+        fired=tuple(
+            replace(each, **changes) if each.index == index else each for each in found.fired
+        ),
+    )  # type: ignore[arg-type]
 
 
 def judged(found: RunRecords) -> Finding:
@@ -56,24 +65,50 @@ def assert_said(finding: Finding, status: str, words: str) -> None:
 def by_the_clock(found: RunRecords, early_s: float) -> RunRecords:
     """The first kill was due at a wall time, and came so much earlier."""
     lived = found.fired[0].at - timeline(found).windows[0][0]
-    return fault_fired(planned(fault_fired(found, 0, global_step=0), f"kill@{lived + early_s:.6f}s:1", "kill@20:1"), 0, global_step=0)
+    return fault_fired(
+        planned(
+            fault_fired(found, 0, global_step=0), f"kill@{lived + early_s:.6f}s:1", "kill@20:1"
+        ),
+        0,
+        global_step=0,
+    )
 
 
-@pytest.mark.parametrize(("early_s", "status"), [(-0.5, VALID), (0.0, VALID), (0.09, VALID), (0.11, INVALID), (5.0, INVALID)])
-def test_a_failure_by_the_clock_does_not_come_before_its_time(blk: RunRecords, early_s: float, status: str) -> None:
-    words = f"s of supervised time, it was due after {blk.fired[0].at - timeline(blk).windows[0][0] + early_s:.3f} s"
-    assert_said(judged(by_the_clock(blk, early_s)), status, words if status == INVALID else "2 of 2 planned failures fired")
+@pytest.mark.parametrize(
+    ("early_s", "status"),
+    [(-0.5, VALID), (0.0, VALID), (0.09, VALID), (0.11, INVALID), (5.0, INVALID)],
+)
+def test_a_failure_by_the_clock_does_not_come_before_its_time(
+    blk: RunRecords, early_s: float, status: str
+) -> None:
+    words = (
+        "s of supervised time, it was due after"
+        f" {blk.fired[0].at - timeline(blk).windows[0][0] + early_s:.3f} s"
+    )
+    assert_said(
+        judged(by_the_clock(blk, early_s)),
+        status,
+        words if status == INVALID else "2 of 2 planned failures fired",
+    )
 
 
-@pytest.mark.parametrize(("before", "status"), [((1200.0, 1201.5), VALID), ((1200.0, 1201.0), INVALID)])
-def test_its_time_is_that_of_all_sessions(blk: RunRecords, before: tuple[float, float], status: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "status"), [((1200.0, 1201.5), VALID), ((1200.0, 1201.0), INVALID)]
+)
+def test_its_time_is_that_of_all_sessions(
+    blk: RunRecords, before: tuple[float, float], status: str
+) -> None:
     """The second kill came in a second session: what counts is the first one's time and its own."""
     lived = blk.fired[1].at - blk.attempts[1].launched_at
     assert blk.supervisor is not None
     (only,) = blk.sessions
     started, ended = before[0] - 1200.0 + only.started_at, before[1] - 1200.0 + only.started_at
     first = replace(only, started_at=started, ended_at=ended)
-    second = replace(only, started_at=blk.attempts[1].launched_at, time=only.time + blk.attempts[1].launched_at - only.started_at)
+    second = replace(
+        only,
+        started_at=blk.attempts[1].launched_at,
+        time=only.time + blk.attempts[1].launched_at - only.started_at,
+    )
     found = supervised(blk, sessions=(first, second))
     for number in (1, 2):
         found = attempts(found, number, session=1)
@@ -83,29 +118,68 @@ def test_its_time_is_that_of_all_sessions(blk: RunRecords, before: tuple[float, 
 
 
 @pytest.mark.parametrize(("late_s", "status"), [(0.001, VALID), (0.0, VALID), (-0.001, INVALID)])
-def test_a_failure_by_the_clock_behind_the_final_record_ends_nothing(blk: RunRecords, late_s: float, status: str) -> None:
+def test_a_failure_by_the_clock_behind_the_final_record_ends_nothing(
+    blk: RunRecords, late_s: float, status: str
+) -> None:
     assert blk.final is not None
     at = blk.final.at + late_s
-    finding = judged(planned(fault_fired(blk, 1, global_step=0, attempt=2, at=at, time=at + WALL), "kill@9:1", "kill@0.5s:1"))
-    assert_said(finding, status, "attempt 1 died unplanned" if status == VALID else "entry 1 fired in attempt 2, which completed")
+    finding = judged(
+        planned(
+            fault_fired(blk, 1, global_step=0, attempt=2, at=at, time=at + WALL),
+            "kill@9:1",
+            "kill@0.5s:1",
+        )
+    )
+    assert_said(
+        finding,
+        status,
+        (
+            "attempt 1 died unplanned"
+            if status == VALID
+            else "entry 1 fired in attempt 2, which completed"
+        ),
+    )
 
 
-@pytest.mark.parametrize(("late_s", "status"), [(5.0, VALID), (0.5, VALID), (-0.9, VALID), (-1.1, INVALID)])
-def test_a_failure_by_the_clock_is_owed_only_if_the_run_went_on_for_a_second_more(blk: RunRecords, late_s: float, status: str) -> None:
+@pytest.mark.parametrize(
+    ("late_s", "status"), [(5.0, VALID), (0.5, VALID), (-0.9, VALID), (-1.1, INVALID)]
+)
+def test_a_failure_by_the_clock_is_owed_only_if_the_run_went_on_for_a_second_more(
+    blk: RunRecords, late_s: float, status: str
+) -> None:
     """While an attempt starts there is no target yet."""
     lived = timeline(blk).wall_s
     finding = judged(planned(blk, "kill@9:1", "kill@20:1", f"kill@{lived + late_s:.6f}s:1"))
-    excuse = f"entry 2 (due after {lived + late_s:.3f} s) did not fire: the run was over after {lived:.3f} s of supervised time"
-    assert_said(finding, status, excuse if status == VALID else "the run completed and entries [2] never fired")
+    excuse = (
+        f"entry 2 (due after {lived + late_s:.3f} s) did not fire: the run was over after"
+        f" {lived:.3f} s of supervised time"
+    )
+    assert_said(
+        finding,
+        status,
+        excuse if status == VALID else "the run completed and entries [2] never fired",
+    )
 
 
 @pytest.mark.parametrize(("step", "status"), [(5, VALID), (6, VALID), (7, INVALID)])
-def test_a_failure_of_a_capture_comes_with_the_first_one_from_its_step_on(blk: RunRecords, step: int, status: str) -> None:
+def test_a_failure_of_a_capture_comes_with_the_first_one_from_its_step_on(
+    blk: RunRecords, step: int, status: str
+) -> None:
     """Rank 1 was killed while the checkpoint of step 6 was captured."""
-    found = logged(attempts(blk, 0, last_step=6), lambda line: line if line.global_step <= 6 else None)
+    found = logged(
+        attempts(blk, 0, last_step=6), lambda line: line if line.global_step <= 6 else None
+    )
     at = found.logs(0).ranks[1].events[-1].at + 0.001
-    found = planned(fault_fired(found, 0, global_step=step, at_step=6, at=at, time=at + WALL), f"kill@{step}.capture:1", "kill@20:1")
-    words = f"entry 0 (kill) fired at step 6, it was planned for step {step} (capture)" if status == INVALID else "2 of 2 planned failures fired"
+    found = planned(
+        fault_fired(found, 0, global_step=step, at_step=6, at=at, time=at + WALL),
+        f"kill@{step}.capture:1",
+        "kill@20:1",
+    )
+    words = (
+        f"entry 0 (kill) fired at step 6, it was planned for step {step} (capture)"
+        if status == INVALID
+        else "2 of 2 planned failures fired"
+    )
     assert_said(judged(found), status, words)
 
 
@@ -130,13 +204,17 @@ def test_who_is_hit_in_the_start_does_no_step(blk: RunRecords, moment: str) -> N
 
 def test_the_step_of_a_start_is_the_one_resumed_from(blk: RunRecords) -> None:
     found = without_steps(in_the_start(blk, at_step=3))
-    assert_said(judged(found), INVALID, "entry 0 (kill) fired at step 3, it was planned for step 0 (start)")
+    assert_said(
+        judged(found), INVALID, "entry 0 (kill) fired at step 3, it was planned for step 0 (start)"
+    )
 
 
 def test_who_is_hit_in_the_start_had_done_no_step_by_then(blk: RunRecords) -> None:
     line = blk.logs(0).ranks[1].events[0]
     found = in_the_start(blk, at=line.at + 0.25, time=line.at + 0.25 + WALL)
-    assert_said(judged(found), INVALID, "entry 0 (kill) fired 0.250 s after its victim had done a step")
+    assert_said(
+        judged(found), INVALID, "entry 0 (kill) fired 0.250 s after its victim had done a step"
+    )
 
 
 def both_killed(found: RunRecords, **changes: object) -> RunRecords:
@@ -147,7 +225,9 @@ def both_killed(found: RunRecords, **changes: object) -> RunRecords:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_of_two_that_are_killed_at_once_either_may_be_noticed_first(blk: RunRecords, rank: int) -> None:
+def test_of_two_that_are_killed_at_once_either_may_be_noticed_first(
+    blk: RunRecords, rank: int
+) -> None:
     assert judged(both_killed(blk, rank=rank)).status == VALID
 
 
@@ -155,24 +235,37 @@ def test_of_two_that_are_killed_at_once_either_may_be_noticed_first(blk: RunReco
     ("kind", "words"),
     [
         ("supervisor", "entry 1 (supervisor) ended the supervisor session, and no other followed"),
-        ("term", "entry 1 told the supervisor to stop in attempt 0, and its session received no signal"),
+        (
+            "term",
+            "entry 1 told the supervisor to stop in attempt 0, and its session received no signal",
+        ),
     ],
 )
 @pytest.mark.parametrize(("apart_s", "owed"), [(0.0, False), (0.9, False), (1.1, True)])
 def test_who_hits_the_supervisor_may_be_ended_first_by_a_death_at_the_same_time(
     blk: RunRecords, kind: str, words: str, apart_s: float, owed: bool
 ) -> None:
-    """Rank 0 had claimed its failure when rank 1 was killed, and was ended with the attempt before it could send the signal."""
+    """Rank 0 had claimed its failure when rank 1 was killed, and was ended with the attempt before
+    it could send the signal.
+    """
     first, _ = blk.fired
     beside = replace(first, index=1, rank=0, kind=kind, at=first.at - apart_s)
-    finding = judged(sessions(planned(replace(blk, fired=(first, beside)), "kill@9:1", f"{kind}@9:0"), 0, signals=()))
+    finding = judged(
+        sessions(
+            planned(replace(blk, fired=(first, beside)), "kill@9:1", f"{kind}@9:0"), 0, signals=()
+        )
+    )
     assert any(words in text for text in (finding.message, *finding.evidence)) is owed, finding
-    assert finding.status == (INVALID if apart_s else VALID)  # one of an earlier instant also fired before its step was logged
+    # one of an earlier instant also fired before its step was logged
+    assert finding.status == (INVALID if apart_s else VALID)
 
 
 def test_an_end_that_neither_of_two_explains_is_told_of_both(blk: RunRecords) -> None:
     finding = judged(both_killed(blk, rank=1, signal=11))
-    for words in ("entry 0 (kill of rank 1) is not how attempt 0 died", "entry 1 (kill of rank 0) is not how attempt 0 died"):
+    for words in (
+        "entry 0 (kill of rank 1) is not how attempt 0 died",
+        "entry 1 (kill of rank 0) is not how attempt 0 died",
+    ):
         assert_said(finding, INVALID, words)
 
 
@@ -189,11 +282,27 @@ def stopped(found: RunRecords, signals: tuple[int, ...] | None, last: bool = Tru
     [
         ((15,), True, ""),
         (None, True, ""),
-        ((), True, "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and its session received no signal"),
-        ((15,), False, "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and the same session went on with attempt 2"),
+        (
+            (),
+            True,
+            (
+                "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and its"
+                " session received no signal"
+            ),
+        ),
+        (
+            (15,),
+            False,
+            (
+                "entry 1 (kill) fired in attempt 1, which is said to have been stopped, and the"
+                " same session went on with attempt 2"
+            ),
+        ),
     ],
 )
-def test_an_attempt_that_was_stopped_before_its_death_was_noticed(blk: RunRecords, signals: tuple[int, ...] | None, last: bool, words: str) -> None:
+def test_an_attempt_that_was_stopped_before_its_death_was_noticed(
+    blk: RunRecords, signals: tuple[int, ...] | None, last: bool, words: str
+) -> None:
     finding = judged(stopped(blk, signals, last))
     assert finding.status == (INVALID if words else VALID), finding
     assert any(words in text for text in (finding.message, *finding.evidence)), finding
@@ -201,28 +310,56 @@ def test_an_attempt_that_was_stopped_before_its_death_was_noticed(blk: RunRecord
 
 def test_a_victim_without_a_log_is_missed(blk: RunRecords) -> None:
     ranks = {0: blk.logs(0).ranks[0]}
-    assert_said(judged(left(blk, 0, ranks=ranks)), UNKNOWN, "entry 0 fired in attempt 0 and rank 1 left no log")
-    assert_said(judged(left(blk, 0, ranks=ranks | {1: NOTHING})), UNKNOWN, "entry 0 fired in attempt 0 and rank 1 left no log")
+    assert_said(
+        judged(left(blk, 0, ranks=ranks)),
+        UNKNOWN,
+        "entry 0 fired in attempt 0 and rank 1 left no log",
+    )
+    assert_said(
+        judged(left(blk, 0, ranks=ranks | {1: NOTHING})),
+        UNKNOWN,
+        "entry 0 fired in attempt 0 and rank 1 left no log",
+    )
 
 
 def test_a_fault_that_nobody_planned_is_told_and_explains_nothing(blk: RunRecords) -> None:
     beside = replace(blk.fired[0], index=7, rank=0)
-    assert_said(judged(replace(blk, fired=(beside, *blk.fired))), INVALID, "entry 7 fired (kill, rank 0, step 9), which was not planned")
+    assert_said(
+        judged(replace(blk, fired=(beside, *blk.fired))),
+        INVALID,
+        "entry 7 fired (kill, rank 0, step 9), which was not planned",
+    )
     alone = judged(replace(blk, fired=(beside, blk.fired[1])))
     assert_said(alone, INVALID, "entry 7 (kill of rank 0) is not how attempt 0 died")
 
 
 @pytest.mark.parametrize(("nodes", "apart"), [(1, True), (2, False)])
-def test_instants_of_one_machine_alone_are_compared(blk: RunRecords, nodes: int, apart: bool) -> None:
-    shifted = fault_fired(configured(blk, supervision=replace(blk.stored.config.supervision, nodes=nodes)), 0, at=blk.fired[0].at + 50.0)
+def test_instants_of_one_machine_alone_are_compared(
+    blk: RunRecords, nodes: int, apart: bool
+) -> None:
+    shifted = fault_fired(
+        configured(blk, supervision=replace(blk.stored.config.supervision, nodes=nodes)),
+        0,
+        at=blk.fired[0].at + 50.0,
+    )
     finding = judged(shifted)
     assert finding.status == (INVALID if apart else VALID), finding
-    assert any("s after attempt 0 was over" in text for text in (finding.message, *finding.evidence)) == apart, finding
+    assert (
+        any("s after attempt 0 was over" in text for text in (finding.message, *finding.evidence))
+        == apart
+    ), finding
 
 
-@pytest.mark.parametrize(("changes", "again"), [({}, True), ({"signal": 11}, False), ({"rank": 0}, False), ({"exit_code": 1}, False)])
-def test_an_attempt_that_dies_as_another_did_dies_of_it_again(blk: RunRecords, changes: dict[str, int], again: bool) -> None:
-    """Attempt 1 went no further than after step 9, where attempt 0 was killed; no fault fired in it."""
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [({}, True), ({"signal": 11}, False), ({"rank": 0}, False), ({"exit_code": 1}, False)],
+)
+def test_an_attempt_that_dies_as_another_did_dies_of_it_again(
+    blk: RunRecords, changes: dict[str, int], again: bool
+) -> None:
+    """Attempt 1 went no further than after step 9, where attempt 0 was killed; no fault fired in
+    it.
+    """
     found = logged(blk, lambda line: line if line.global_step <= 9 else None, 1)
     found = attempts(planned(replace(found, fired=found.fired[:1]), "kill@9:1"), 1, **changes)
     words = "entry 0 fired in attempt 0 and attempt 1 died of it again"
@@ -238,11 +375,20 @@ def test_a_stop_that_came_behind_the_death_needs_no_explanation_of_its_own(blk: 
 
 
 @pytest.mark.parametrize(
-    ("shift_s", "words"), [(0.0, ""), (-0.25, "s before its victim had logged step 12"), (0.25, "s after its victim had logged step 13")]
+    ("shift_s", "words"),
+    [
+        (0.0, ""),
+        (-0.25, "s before its victim had logged step 12"),
+        (0.25, "s after its victim had logged step 13"),
+    ],
 )
-def test_a_failure_of_a_save_that_the_ranks_wait_for_lies_between_their_lines(tmp_path: Path, shift_s: float, words: str) -> None:
+def test_a_failure_of_a_save_that_the_ranks_wait_for_lies_between_their_lines(
+    tmp_path: Path, shift_s: float, words: str
+) -> None:
     run = build_faulted(tmp_path)
     FAILED(run)
     found = load(run)
     finding = judged(fault_fired(found, FULL, at=found.fired[FULL].at + shift_s))
-    assert finding.status == (INVALID if words else VALID) and any(words in text for text in (finding.message, *finding.evidence)), finding
+    assert finding.status == (INVALID if words else VALID) and any(
+        words in text for text in (finding.message, *finding.evidence)
+    ), finding

@@ -1,4 +1,6 @@
-"""What somebody else wrote into one run costs little, and never the verdicts on the others: neither when judged nor when reported."""
+"""What somebody else wrote into one run costs little, and never the verdicts on the others: neither
+when judged nor when reported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ecrl_cli.records.layout import RunLayout
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.hostile import ATTACKS
 
-SECONDS, BYTES = 10, 2**30  # of processor time and of addresses: a judgement takes a tenth, on its own; a slow machine may take longer
+# of processor time and of addresses: a judgement takes a tenth, on its own; a slow machine may take
+# longer
+SECONDS, BYTES = 10, 2**30
 FAR_AWAY = "a launch far away"
 JUDGE = """
 import json, resource, sys
@@ -43,7 +47,9 @@ Statuses = dict[str, dict[str, str]]  # by attack and run
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Statuses, Statuses]:
-    """What `verify` says, and what `report` shows then; all attacks in one process, each within the bounds."""
+    """What `verify` says, and what `report` shows then; all attacks in one process, each within the
+    bounds.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     build_blk(folder / "base")
     build_ref(folder / "base")
@@ -54,16 +60,23 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Statuses, Statuses
     command = [
         sys.executable,
         "-c",
-        JUDGE.replace("SECONDS", str(SECONDS)).replace("DRAWN", f"{list(ATTACKS).index(FAR_AWAY):03d}"),
+        JUDGE.replace("SECONDS", str(SECONDS)).replace(
+            "DRAWN", f"{list(ATTACKS).index(FAR_AWAY):03d}"
+        ),
         str(folder / "sweeps"),
         str(folder / "at"),
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_bounded)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, preexec_fn=_bounded
+    )
     at = list(ATTACKS)[int((folder / "at").read_text())]
     assert ended.returncode == 0, f"{at}: {ended.returncode}: {ended.stderr[-2000:]}"
     assert "Traceback" not in ended.stderr
     said = [json.loads(text) for text in ended.stdout.split("\n--\n") if text.strip()]
-    verdicts = [{Path(run).name: answer["status"] for run, answer in answers.items()} for answers in said[::2]]
+    verdicts = [
+        {Path(run).name: answer["status"] for run, answer in answers.items()}
+        for answers in said[::2]
+    ]
     shown = [{run["run"]: run["verdict"] for run in document["runs"]} for document in said[1::2]]
     return dict(zip(ATTACKS, verdicts, strict=True)), dict(zip(ATTACKS, shown, strict=True))
 
@@ -73,12 +86,17 @@ def _bounded() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_one_run_costs_little_and_never_the_verdict_on_another(judged: tuple[Statuses, Statuses], attack: str) -> None:
+def test_one_run_costs_little_and_never_the_verdict_on_another(
+    judged: tuple[Statuses, Statuses], attack: str
+) -> None:
     statuses, shown = (said[attack] for said in judged)
     assert statuses["ref"] == "valid"
     assert statuses["blk"] in ("valid", "unknown", "invalid")
     harmless = attack.startswith(("an odd file", "a verdict"))
     assert (statuses["blk"] == "valid") == harmless
     assert shown["ref"] == "valid"
-    assert shown["blk"] in (statuses["blk"], "missing"), "a report shows the verdict, or that none could be given"
+    assert shown["blk"] in (
+        statuses["blk"],
+        "missing",
+    ), "a report shows the verdict, or that none could be given"
     assert (shown["blk"] == "valid") == harmless

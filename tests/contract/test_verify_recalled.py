@@ -1,4 +1,6 @@
-"""An attempt that went on from a snapshot in memory: what its records say of it is held against the order, the stays and the ranks' lines."""
+"""An attempt that went on from a snapshot in memory: what its records say of it is held against the
+order, the stays and the ranks' lines.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,23 @@ STATE, SHA = "5" * 64, "a" * 64
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """Attempt 1 went on from a snapshot that attempt 0 had taken after step 6; rank 0 logged its state there, rank 1 another one."""
+    """Attempt 1 went on from a snapshot that attempt 0 had taken after step 6; rank 0 logged its
+    state there, rank 1 another one.
+    """
     found = load(build_blk(tmp_path_factory.mktemp("sweep")))
-    found = configured(found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory"))
+    found = configured(
+        found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory")
+    )
     told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
-    found = ordered(attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told), 1, resume_from=None, **told)
-    return logged(found, lambda line: replace(line, state_digest=STATE if line.rank == 0 else "6" * 64))
+    found = ordered(
+        attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told),
+        1,
+        resume_from=None,
+        **told,
+    )
+    return logged(
+        found, lambda line: replace(line, state_digest=STATE if line.rank == 0 else "6" * 64)
+    )
 
 
 def said(records: RunRecords) -> list[str]:
@@ -48,26 +61,40 @@ def step_of(records: RunRecords) -> int:
 
 def test_as_it_is_recorded_it_is_believed(records: RunRecords, tmp_path: Path) -> None:
     assert said(records) == []
-    assert said(logged(records, lambda line: replace(line, state_digest=None))) == [], "most runs do not log their state"
+    assert said(logged(records, lambda line: replace(line, state_digest=None))) == [], (
+        "most runs do not log their state"
+    )
     assert said(load(build_blk(tmp_path))) == []
 
 
 SPOILT: dict[str, tuple[Records, str]] = {
-    "another state": (lambda found: attempts(found, 1, snapshot_state="7" * 64), "holds another state than rank 0 logged"),
+    "another state": (
+        lambda found: attempts(found, 1, snapshot_state="7" * 64),
+        "holds another state than rank 0 logged",
+    ),
     "another hash than ordered": (
         lambda found: ordered(found, 1, snapshot_sha256="b" * 64),
         "a snapshot that hashes to bbbbbbbb",
     ),
-    "of an earlier session": (lambda found: attempts(found, 1, session=1), "which went down with its supervisor"),
+    "of an earlier session": (
+        lambda found: attempts(found, 1, session=1),
+        "which went down with its supervisor",
+    ),
     "nobody takes snapshots": (
         lambda found: configured(found, checkpoint=CheckpointConfig()),
         "its configuration takes none",
     ),
     "a step that rank 1 never did": (
-        lambda found: logged(found, lambda line: None if line.rank == 1 and line.global_step == step_of(found) else line),
+        lambda found: logged(
+            found,
+            lambda line: None if line.rank == 1 and line.global_step == step_of(found) else line,
+        ),
         "rank 1 has no line of it",
     ),
-    "from no memory": (lambda found: attempts(found, 1, memory=""), "says what a snapshot held, and went on from none"),
+    "from no memory": (
+        lambda found: attempts(found, 1, memory=""),
+        "says what a snapshot held, and went on from none",
+    ),
 }
 
 
@@ -81,7 +108,9 @@ def with_snapshots(records: RunRecords, *steps: int) -> Case:
     """Rank 0 of attempt 0 booked snapshots of these steps."""
     spans = tuple(Span("snapshot", 1000.0 + step, 1000.1 + step, 0, step) for step in steps)
     case = Case(records)
-    case.__dict__["spans"] = replace(case.spans, accounts=case.spans.accounts | {(0, 0): SpanAccount(spans)})
+    case.__dict__["spans"] = replace(
+        case.spans, accounts=case.spans.accounts | {(0, 0): SpanAccount(spans)}
+    )
     return case
 
 
@@ -92,17 +121,27 @@ def newest(case: Case) -> Finding:
     return notes.finding("")
 
 
-def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(records: RunRecords) -> None:
+def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(
+    records: RunRecords,
+) -> None:
     assert newest(with_snapshots(records, 5, 6)).status == VALID
     stale = newest(with_snapshots(records, 6, 8))
-    assert stale.status == INVALID and "attempt 1 went on after step 6: attempt 0 had taken a snapshot of step 8, and no refusal" in stale.message
+    assert (
+        stale.status == INVALID
+        and "attempt 1 went on after step 6: attempt 0 had taken a snapshot of step 8, and no refusal"
+        in stale.message
+    )
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
     assert newest(with_snapshots(refused, 6, 8)).status == VALID
 
 
 def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:
-    """Attempt `by` refused a snapshot of `step` that attempt `of` had taken; one is due after every second step."""
-    found = configured(records, checkpoint=replace(records.stored.config.checkpoint, memory_every=2))
+    """Attempt `by` refused a snapshot of `step` that attempt `of` had taken; one is due after every
+    second step.
+    """
+    found = configured(
+        records, checkpoint=replace(records.stored.config.checkpoint, memory_every=2)
+    )
     return attempts(found, by, forgone=(SkippedSnapshot(step, of, "holds a NaN"),))
 
 
@@ -112,22 +151,46 @@ NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
         (6, 8),
         "attempt 1 refused a snapshot of step 8 of attempt 0, its configuration takes none",
     ),
-    "by itself": (lambda found: refused(found, 8, of=1), (6, 8), "of attempt 1, which was not before it under the same supervisor"),
-    "by nobody": (lambda found: refused(found, 8, of=7), (6, 8), "of attempt 7, which was not before it under the same supervisor"),
+    "by itself": (
+        lambda found: refused(found, 8, of=1),
+        (6, 8),
+        "of attempt 1, which was not before it under the same supervisor",
+    ),
+    "by nobody": (
+        lambda found: refused(found, 8, of=7),
+        (6, 8),
+        "of attempt 7, which was not before it under the same supervisor",
+    ),
     "under another supervisor": (
         lambda found: attempts(refused(found, 8), 0, session=1),
         (6, 8),
         "which was not before it under the same supervisor",
     ),
-    "of what it went on with": (lambda found: refused(found, 6), (6, 8), "which went on after step 6 and had come to step 9"),
-    "of a step to come": (lambda found: refused(found, 10), (6, 8), "which went on after step 6 and had come to step 9"),
-    "of a step in between": (lambda found: refused(found, 7), (6, 8), "attempt 1 refused a snapshot of step 7 of attempt 0, and none is due there"),
+    "of what it went on with": (
+        lambda found: refused(found, 6),
+        (6, 8),
+        "which went on after step 6 and had come to step 9",
+    ),
+    "of a step to come": (
+        lambda found: refused(found, 10),
+        (6, 8),
+        "which went on after step 6 and had come to step 9",
+    ),
+    "of a step in between": (
+        lambda found: refused(found, 7),
+        (6, 8),
+        "attempt 1 refused a snapshot of step 7 of attempt 0, and none is due there",
+    ),
     "of an attempt before the one gone on with": (
         lambda found: attempts(refused(found, 20, of=1, by=2), 2, memory="snapshot", continues=2),
         (6, 8),
         "and went on with one of attempt 2",
     ),
-    "of a step without one": (lambda found: refused(found, 8), (6, 9), "of attempt 0, and rank 0 has booked none in that step"),
+    "of a step without one": (
+        lambda found: refused(found, 8),
+        (6, 9),
+        "of attempt 0, and rank 0 has booked none in that step",
+    ),
 }
 
 
@@ -135,14 +198,20 @@ NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
 def test_a_snapshot_that_was_refused_had_been_taken(records: RunRecords, name: str) -> None:
     change, taken, words = NEVER_TAKEN[name]
     finding = records_consistent(with_snapshots(change(records), *taken))
-    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding
+    assert finding.status == INVALID and any(
+        words in text for text in (finding.message, *finding.evidence)
+    ), finding
 
 
 @pytest.mark.parametrize("taken", [(6, 8), (6, 8, 9), (6,)])
-def test_a_snapshot_that_was_due_may_have_been_refused(records: RunRecords, taken: tuple[int, ...]) -> None:
+def test_a_snapshot_that_was_due_may_have_been_refused(
+    records: RunRecords, taken: tuple[int, ...]
+) -> None:
     """Also where rank 0 died before it booked it."""
     finding = records_consistent(with_snapshots(refused(records, 8), *taken))
-    assert not any("refused a snapshot" in text for text in (finding.message, *finding.evidence)), finding
+    assert not any("refused a snapshot" in text for text in (finding.message, *finding.evidence)), (
+        finding
+    )
 
 
 @pytest.mark.parametrize(("every", "due"), [(3, True), (6, False)])

@@ -1,4 +1,6 @@
-"""Who may vouch for a struck run's trajectory: an undisturbed run, shown to be so by its records, valid itself, counted once."""
+"""Who may vouch for a struck run's trajectory: an undisturbed run, shown to be so by its records,
+valid itself, counted once.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,21 @@ def test_a_struck_run_that_nobody_vouches_for_is_not_proven(tmp_path: Path) -> N
     verdict = verify_run(build_blk(tmp_path, bug_from=12).root)
     finding = found(verdict, TRAJECTORY)
     assert (verdict.status, finding.status) == (UNKNOWN, UNKNOWN), render(verdict)
-    assert "not proven: no undisturbed run to compare with; `ecrl verify --with-reference blk` runs one" in finding.message
-    assert any(text.startswith("disturbed: 2 failures fired, the first in attempt 0") for text in finding.evidence)
+    assert (
+        "not proven: no undisturbed run to compare with; `ecrl verify --with-reference blk`"
+        " runs one" in finding.message
+    )
+    assert any(
+        text.startswith("disturbed: 2 failures fired, the first in attempt 0")
+        for text in finding.evidence
+    )
     build_ref(tmp_path)
     assert found(verify_run(tmp_path / "blk"), TRAJECTORY).status == INVALID
 
 
-def test_runs_that_share_the_reference_id_are_named_where_none_is_undisturbed(tmp_path: Path) -> None:
+def test_runs_that_share_the_reference_id_are_named_where_none_is_undisturbed(
+    tmp_path: Path,
+) -> None:
     for name in ("blk", "ovl", "mem"):
         build_blk(tmp_path, name)
     assert (
@@ -84,11 +94,17 @@ def test_a_copy_from_before_the_run_went_on_is_a_copy_all_the_same(recorded: Pat
     (session,), (first, *more) = found.sessions, found.attempts
     later = replace(session, started_at=session.started_at + 1.0)
     assert (
-        origin(supervised(found, sessions=(session, later), attempts=(first, *more))) == origin(supervised(found, attempts=(first,))) == origin(found)
+        origin(supervised(found, sessions=(session, later), attempts=(first, *more)))
+        == origin(supervised(found, attempts=(first,)))
+        == origin(found)
     )
     assert origin(supervised(found, sessions=(later,))) != origin(found)
-    assert origin(supervised(found, sessions=(replace(session, boot_id="another"),))) != origin(found)
-    assert origin(supervised(found, attempts=(replace(first, launched_at=first.launched_at + 1.0), *more))) != origin(found)
+    assert origin(supervised(found, sessions=(replace(session, boot_id="another"),))) != origin(
+        found
+    )
+    assert origin(
+        supervised(found, attempts=(replace(first, launched_at=first.launched_at + 1.0), *more))
+    ) != origin(found)
 
 
 def test_a_given_reference_that_was_disturbed_vouches_for_nobody(sweep: Path) -> None:
@@ -106,9 +122,14 @@ def test_a_reference_that_is_itself_not_valid_vouches_for_nobody(sweep: Path) ->
     for step in (22, 23, 24):
         for rank in range(2):
             wrong = line_at(RunLayout(sweep / "buggy").attempt(2).rank(rank), step)
-            edit_lines(RunLayout(sweep / "ref").attempt(0).rank(rank), at_step(step, loss=wrong["loss"]))
+            edit_lines(
+                RunLayout(sweep / "ref").attempt(0).rank(rank), at_step(step, loss=wrong["loss"])
+            )
     final = json.loads(RunLayout(sweep / "buggy").attempt(2).final.read_text())
-    edit_json(RunLayout(sweep / "ref").attempt(0).final, lambda there: there | {k: v for k, v in final.items() if "digest" in k or k == "loss"})
+    edit_json(
+        RunLayout(sweep / "ref").attempt(0).final,
+        lambda there: there | {k: v for k, v in final.items() if "digest" in k or k == "loss"},
+    )
     verdict = verify_run(sweep / "buggy")
     assert verdict.status == UNKNOWN and verdict.reference == "", render(verdict)
     assert "the reference ref is invalid: Broke promise: " in found(verdict, TRAJECTORY).message
@@ -130,20 +151,37 @@ def test_two_references_that_disagree_prove_nothing_for_a_run_that_equals_one(sw
     edit_json(clean.attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
     edit_json(clean.metrics, lambda m: m | {"final": m["final"] | {"parameters_digest": "0" * 64}})
     finding = found(verify_run(sweep / "blk"), TRAJECTORY)
-    assert finding.status == UNKNOWN and "the references ref and clean disagree: the final parameters differ" in finding.message
+    assert (
+        finding.status == UNKNOWN
+        and "the references ref and clean disagree: the final parameters differ" in finding.message
+    )
     build_blk(sweep, "buggy", bug_from=22)
     finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
-    assert finding.status == INVALID and "the references ref and clean disagree: the final parameters differ" in finding.evidence
+    assert (
+        finding.status == INVALID
+        and "the references ref and clean disagree: the final parameters differ" in finding.evidence
+    )
 
 
-@pytest.mark.parametrize("made", [lambda ref, copy: shutil.copytree(ref, copy), lambda ref, copy: copy.symlink_to(ref)], ids=["copy", "link"])
-def test_a_copy_of_a_reference_is_no_second_run(sweep: Path, made: Callable[[Path, Path], object]) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [lambda ref, copy: shutil.copytree(ref, copy), lambda ref, copy: copy.symlink_to(ref)],
+    ids=["copy", "link"],
+)
+def test_a_copy_of_a_reference_is_no_second_run(
+    sweep: Path, made: Callable[[Path, Path], object]
+) -> None:
     shutil.rmtree(sweep / "clean")
     made(sweep / "ref", sweep / "again")
     build_blk(sweep, "buggy", bug_from=22)
     finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
-    assert "noise floor: not known, it takes two undisturbed runs beside this one" in finding.evidence
-    assert any(text.endswith("is a copy of a run that was counted: no second reference") for text in finding.evidence)
+    assert (
+        "noise floor: not known, it takes two undisturbed runs beside this one" in finding.evidence
+    )
+    assert any(
+        text.endswith("is a copy of a run that was counted: no second reference")
+        for text in finding.evidence
+    )
 
 
 def test_a_copy_of_the_run_itself_vouches_for_nothing(sweep: Path, tmp_path: Path) -> None:
@@ -159,7 +197,10 @@ def test_digests_that_were_asked_for_and_that_the_reference_lacks_are_missed(swe
         shutil.rmtree(sweep / name)
     RunBuilder(sweep / "ref", replace(config_of("ref"), state_digests=True)).build()
     finding = found(verify_run(sweep / "blk"), TRAJECTORY)
-    assert finding.status == UNKNOWN and "the reference was to log digests of its state, and has none" in finding.message
+    assert (
+        finding.status == UNKNOWN
+        and "the reference was to log digests of its state, and has none" in finding.message
+    )
 
 
 def test_a_reference_in_the_folder_of_references_is_found(sweep: Path) -> None:
@@ -170,29 +211,50 @@ def test_a_reference_in_the_folder_of_references_is_found(sweep: Path) -> None:
     assert (verdict.status, verdict.reference) == (VALID, "references/digits-ref"), render(verdict)
 
 
-def test_each_run_is_checked_once_alone_as_itself_and_as_a_reference(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_is_checked_once_alone_as_itself_and_as_a_reference(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judged = []
-    monkeypatch.setattr("ecrl_cli.verify.reference.checks_alone", lambda case: judged.append(case.run.layout.root.name) or checks_alone(case))
+    monkeypatch.setattr(
+        "ecrl_cli.verify.reference.checks_alone",
+        lambda case: judged.append(case.run.layout.root.name) or checks_alone(case),
+    )
     known = References()
     for name in ("blk", "blk", "ref"):
         verify_run(sweep / name, None, known)
     assert sorted(judged) == ["blk", "clean", "ref"]
 
 
-HANG = {"ranks": [1], "phase": "step", "global_step": 3, "waited_s": 9.0, "limit_s": 5.0, "text": "stands still"}
+HANG = {
+    "ranks": [1],
+    "phase": "step",
+    "global_step": 3,
+    "waited_s": 9.0,
+    "limit_s": 5.0,
+    "text": "stands still",
+}
 DISTURBED: dict[str, tuple[Spoil, str]] = {
     "died": (lambda run: attempts(run, lambda a: a[0].update(outcome="died")), "attempt 0 died"),
     "hung": (
         lambda run: attempts(run, lambda a: a[0].update(hang=HANG)),
         "attempt 0 hung",
     ),
-    "killed when it had completed": (lambda run: attempts(run, lambda a: a[0].update(signal=9)), "attempt 0 completed with exit code 0, signal 9"),
-    "went on from memory": (lambda run: attempts(run, lambda a: a[0].update(memory="snapshot", continues=0)), "attempt 0 went on from memory"),
+    "killed when it had completed": (
+        lambda run: attempts(run, lambda a: a[0].update(signal=9)),
+        "attempt 0 completed with exit code 0, signal 9",
+    ),
+    "went on from memory": (
+        lambda run: attempts(run, lambda a: a[0].update(memory="snapshot", continues=0)),
+        "attempt 0 went on from memory",
+    ),
     "a failure fired": (
         lambda run: claim(run, InjectedFault(0, "slow_rank", 0, 3, 0, 1000.5, 1000.5)),
         "1 failure fired, the first in attempt 0",
     ),
-    "logs of an attempt on no record": (lambda run: shutil.copytree(run.attempt(0).folder, run.attempt(1).folder), "attempt 1 left logs"),
+    "logs of an attempt on no record": (
+        lambda run: shutil.copytree(run.attempt(0).folder, run.attempt(1).folder),
+        "attempt 1 left logs",
+    ),
     "a gap in a log": (
         lambda run: edit_lines(run.attempt(0).rank(1), without(global_step=4)),
         "the log of rank 1 in attempt 0",
@@ -224,12 +286,18 @@ def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) 
     assert disturbance(load(layout)) == "attempt 0 stopped" and uninterrupted(load(layout))
 
 
-def test_a_run_is_read_once_as_itself_and_as_a_reference(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_read_once_as_itself_and_as_a_reference(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Records are most of what a verdict costs."""
     read: list[str] = []
-    monkeypatch.setattr(reference, "bounded", lambda layout: read.append(layout.root.name) or bounded(layout))
+    monkeypatch.setattr(
+        reference, "bounded", lambda layout: read.append(layout.root.name) or bounded(layout)
+    )
     known = References()
-    statuses = [verify_run(recorded / name, known=known).status for name in ("blk", "ref", "clean", "blk")]
+    statuses = [
+        verify_run(recorded / name, known=known).status for name in ("blk", "ref", "clean", "blk")
+    ]
     assert statuses == [VALID] * 4 and sorted(read) == ["blk", "clean", "ref"]
 
 
@@ -241,7 +309,9 @@ def test_records_that_changed_meanwhile_are_read_anew(sweep: Path) -> None:
     assert verify_run(sweep / "ref", known=known).status == INVALID
 
 
-def test_runs_judged_side_by_side_are_judged_as_alone_and_in_order(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_judged_side_by_side_are_judged_as_alone_and_in_order(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit_lines(RunLayout(sweep / "blk").attempt(0).rank(0), at_step(5, loss=0.125))
     runs = [str(sweep / name) for name in ("ref", "blk", "clean")]
     assert main(["verify", *runs, "--json"]) == 1
@@ -250,10 +320,16 @@ def test_runs_judged_side_by_side_are_judged_as_alone_and_in_order(sweep: Path, 
     for run in runs:
         main(["verify", run, "--json"])
         alone |= json.loads(capsys.readouterr().out)
-    assert list(together) == runs and together == alone and [answer["status"] for answer in together.values()] == [VALID, INVALID, VALID]
+    assert (
+        list(together) == runs
+        and together == alone
+        and [answer["status"] for answer in together.values()] == [VALID, INVALID, VALID]
+    )
 
 
-def test_runs_of_one_reference_are_judged_together_and_answered_in_the_order_asked(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_one_reference_are_judged_together_and_answered_in_the_order_asked(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on one processor: two groups are enough to fill it."""
     RunBuilder(sweep / "other", replace(config_of("ref"), seed=2027)).build()
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -269,10 +345,14 @@ def test_runs_of_one_reference_are_judged_together_and_answered_in_the_order_ask
 
 
 @pytest.mark.parametrize(("kept", "read"), [(2, ["ref", "clean"]), (1, ["ref", "clean", "ref"])])
-def test_only_so_many_records_stay_in_memory(recorded: Path, monkeypatch: pytest.MonkeyPatch, kept: int, read: list[str]) -> None:
+def test_only_so_many_records_stay_in_memory(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, kept: int, read: list[str]
+) -> None:
     found: list[str] = []
     monkeypatch.setattr(reference, "KEPT", kept)
-    monkeypatch.setattr(reference, "bounded", lambda layout: found.append(layout.root.name) or bounded(layout))
+    monkeypatch.setattr(
+        reference, "bounded", lambda layout: found.append(layout.root.name) or bounded(layout)
+    )
     known = References()
     for name in ("ref", "clean", "ref"):
         known.records(RunLayout(recorded / name))

@@ -1,4 +1,6 @@
-"""What survivors report alike, and what else recorded the same: deaths, lines, spans, checkpoints, clocks."""
+"""What survivors report alike, and what else recorded the same: deaths, lines, spans, checkpoints,
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def lossy(recorded: Path, tmp_path: Path) -> RunLayout:
 
 def everyone(**changes: Any) -> Spoil:
     """Both survivors report the same, and it is something else."""
-    return lambda run: [edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | changes) for rank in range(2)]
+    return lambda run: [
+        edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | changes)
+        for rank in range(2)
+    ]
 
 
 def redone(**changes: Any) -> Spoil:
@@ -50,7 +55,9 @@ def redone(**changes: Any) -> Spoil:
 
 
 def before_the_chain(edit: Any) -> Spoil:
-    """Lines of the attempt whose lines no chain in a checkpoint vouches for any more, on all ranks."""
+    """Lines of the attempt whose lines no chain in a checkpoint vouches for any more, on all
+    ranks.
+    """
     return lambda run: [edit_lines(run.attempt(0).rank(rank), edit) for rank in range(4)]
 
 
@@ -64,37 +71,109 @@ def test_who_reports_was_living_and_who_recorded_nothing_more_was_not(lossy: Run
     case = Case(load(lossy))
     first = case.attempts[0]
     last = max(lines.events[-1].at for lines in case.run.logs(0).ranks.values())
-    assert [_silent_after(case, first, rank, last) for rank in range(4)] == [False, False, True, True]
+    assert [_silent_after(case, first, rank, last) for rank in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert not _silent_after(case, first, 3, case.run.logs(0).ranks[3].events[-1].at - 0.001)
 
 
-def test_whom_a_report_names_as_left_were_ranks_of_the_attempt_and_all_of_them_may_be(lossy: RunLayout) -> None:
+def test_whom_a_report_names_as_left_were_ranks_of_the_attempt_and_all_of_them_may_be(
+    lossy: RunLayout,
+) -> None:
     records = load(lossy)
     report = replace(records.logs(0).survivor_reports[0].events[0], redone=())
-    said = {alive: _contradictions(records.attempts[0], 0, replace(report, alive=alive)) for alive in ((0, 1, 2, 3), (0, 1, 4), (1, 2))}
-    assert [any("as left" in text for text in texts) for texts in said.values()] == [False, True, True]
+    said = {
+        alive: _contradictions(records.attempts[0], 0, replace(report, alive=alive))
+        for alive in ((0, 1, 2, 3), (0, 1, 4), (1, 2))
+    }
+    assert [any("as left" in text for text in texts) for texts in said.values()] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def goes_further(run: RunLayout) -> None:
     """The logs of both go past the step that they report."""
     for rank in range(2):
-        edit_lines(run.attempt(0).survivor_report(rank), lambda line: line | {"global_step": 8, "redone": [], "layers": []})
+        edit_lines(
+            run.attempt(0).survivor_report(rank),
+            lambda line: line | {"global_step": 8, "redone": [], "layers": []},
+        )
         run.attempt(0).lost_samples(rank).unlink()
 
 
 SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
-    "the dead reported as living": (everyone(alive=[0, 1, 2, 3]), ONCE, INVALID, "reports ranks [2, 3] as living, whose deaths are on record"),
-    "more waiting than step": (redone(seconds=1.0), ONCE, INVALID, "reports 2.000000 s of doing again in step 9, which took 0.030000 s"),
-    "a report before the end": (everyone(at=1001.0), ONCE, INVALID, "before the end of its own spans"),
-    "another state than was logged": (another_state, ONCE, INVALID, "reports another state after step 9 than it logged"),
-    "layers that the model has not": (everyone(layers=[["weight"], ["bias", "skale"]]), ONCE, INVALID, "'skale', which is no parameter"),
-    "a layer in two buckets": (everyone(layers=[["weight"], ["bias", "weight"]]), ONCE, INVALID, "name weight in 2 buckets"),
-    "a log that goes past the report": (goes_further, ONCE, INVALID, "claims step 8, its log ends at step 9"),
-    "seconds before the chain": (before_the_chain(at_step(4, seconds=0.0001)), TIME, INVALID, "step 4 of attempt 0 rank 0 took 0.000100 s"),
-    "instants before the chain": (before_the_chain(shifted(-0.01, "at")), TIME, INVALID, "part of that is booked as load"),
-    "wall times before the chain": (before_the_chain(shifted(-7200.0, "time")), TIME, INVALID, "s early, which no clock showed"),
-    "the spans of a survivor removed": (lambda run: run.attempt(0).spans(1).unlink(), TIME, UNKNOWN, "attempt 0 left no spans of rank 1"),
-}  # fmt: skip
+    "the dead reported as living": (
+        everyone(alive=[0, 1, 2, 3]),
+        ONCE,
+        INVALID,
+        "reports ranks [2, 3] as living, whose deaths are on record",
+    ),
+    "more waiting than step": (
+        redone(seconds=1.0),
+        ONCE,
+        INVALID,
+        "reports 2.000000 s of doing again in step 9, which took 0.030000 s",
+    ),
+    "a report before the end": (
+        everyone(at=1001.0),
+        ONCE,
+        INVALID,
+        "before the end of its own spans",
+    ),
+    "another state than was logged": (
+        another_state,
+        ONCE,
+        INVALID,
+        "reports another state after step 9 than it logged",
+    ),
+    "layers that the model has not": (
+        everyone(layers=[["weight"], ["bias", "skale"]]),
+        ONCE,
+        INVALID,
+        "'skale', which is no parameter",
+    ),
+    "a layer in two buckets": (
+        everyone(layers=[["weight"], ["bias", "weight"]]),
+        ONCE,
+        INVALID,
+        "name weight in 2 buckets",
+    ),
+    "a log that goes past the report": (
+        goes_further,
+        ONCE,
+        INVALID,
+        "claims step 8, its log ends at step 9",
+    ),
+    "seconds before the chain": (
+        before_the_chain(at_step(4, seconds=0.0001)),
+        TIME,
+        INVALID,
+        "step 4 of attempt 0 rank 0 took 0.000100 s",
+    ),
+    "instants before the chain": (
+        before_the_chain(shifted(-0.01, "at")),
+        TIME,
+        INVALID,
+        "part of that is booked as load",
+    ),
+    "wall times before the chain": (
+        before_the_chain(shifted(-7200.0, "time")),
+        TIME,
+        INVALID,
+        "s early, which no clock showed",
+    ),
+    "the spans of a survivor removed": (
+        lambda run: run.attempt(0).spans(1).unlink(),
+        TIME,
+        UNKNOWN,
+        "attempt 0 left no spans of rank 1",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -112,19 +191,34 @@ def state_of(run: RunLayout, step: int) -> str:
     """The digest of parameters, buffers and optimizer in a checkpoint."""
     (checkpoint,) = (c for c in on_disk(load(run)) if c.step == step)
     assert checkpoint.report.manifest is not None
-    tensors = {name: entry.digest for part in checkpoint.report.manifest.parts.values() for name, entry in part.tensors.items()}
-    return digest(sorted([name, sha] for name, sha in tensors.items() if not name.startswith("rng.")))
+    tensors = {
+        name: entry.digest
+        for part in checkpoint.report.manifest.parts.values()
+        for name, entry in part.tensors.items()
+    }
+    return digest(
+        sorted([name, sha] for name, sha in tensors.items() if not name.startswith("rng."))
+    )
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(tmp_path: Path, right: bool) -> None:
+def test_a_checkpoint_of_the_same_step_knows_the_state_that_they_took_along(
+    tmp_path: Path, right: bool
+) -> None:
     """Rank 1 dies in step 19, right after the checkpoint of step 18; step 19 is given up."""
     run = SurvivedBuilder(tmp_path / "run", ROLLBACK, (Death(19, spares=1),)).build()
     state = state_of(run, 18) if right else "ab" * 32
-    edit_lines(run.attempt(0).survivor_report(0), lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3})
+    edit_lines(
+        run.attempt(0).survivor_report(0),
+        lambda line: line | {"state_digest": state, "time": line["time"] + 1e-3},
+    )
     finding = found(verify_run(run.root), ONCE)
     assert finding.status == (VALID if right else INVALID), finding
-    assert right or "survivors of attempt 0 report another state than the checkpoint of step 18 holds" in finding.message
+    assert (
+        right
+        or "survivors of attempt 0 report another state than the checkpoint of step 18 holds"
+        in finding.message
+    )
 
 
 def test_a_survivor_need_not_know_of_all_who_died_at_once(lossy: RunLayout) -> None:
@@ -144,4 +238,6 @@ def test_of_a_step_that_was_dropped_only_the_dead_lost_samples(tmp_path: Path) -
     }
     finding = exactly_once(Case(left(records, 0, lost_sample_records=blamed)))
     words = "the lost-samples record of attempt 0 names rank 0, which was left"
-    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding
+    assert finding.status == INVALID and any(
+        words in text for text in (finding.message, *finding.evidence)
+    ), finding

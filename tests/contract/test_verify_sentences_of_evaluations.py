@@ -1,4 +1,6 @@
-"""As test_verify_sentences, of held-out evaluations, and of a run that was continued after its first target."""
+"""As test_verify_sentences, of held-out evaluations, and of a run that was continued after its
+first target.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,26 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import HELD_OUT
 from tests.runs.changed import Records, attempts, configured, left, supervised
-from tests.runs.continued import build_continued, build_evaluated, build_evaluated_ref, build_first_leg
+from tests.runs.continued import (
+    build_continued,
+    build_evaluated,
+    build_evaluated_ref,
+    build_first_leg,
+)
 from tests.runs.sentence import Judged, Row, told
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    """`evaluated`: measured every 4 steps, killed after steps 9 and 20, resumed from 6 and from 18. `continued`: its first leg ends at step 12; in
-    the second it was stopped after step 15."""
+    """`evaluated`: measured every 4 steps, killed after steps 9 and 20, resumed from 6 and from 18.
+    `continued`: its first leg ends at step 12; in the second it was stopped after step 15.
+    """
     folder = tmp_path_factory.mktemp("evaluated")
     built = {"evaluated": build_evaluated(folder), "ref": build_evaluated_ref(folder)}
-    built |= {"continued": build_continued(folder / "legs"), "first leg": build_first_leg(folder / "legs")}
+    built |= {
+        "continued": build_continued(folder / "legs"),
+        "first leg": build_first_leg(folder / "legs"),
+    }
     return Judged({name: load(layout) for name, layout in built.items()})
 
 
@@ -42,22 +53,44 @@ def every(number: int, keep: Callable[[Evaluation], Evaluation | None]) -> Recor
 
     def change(found: RunRecords) -> RunRecords:
         lines = found.logs(number).evaluations
-        return left(found, number, evaluations=replace(lines, events=tuple(line for each in lines.events if (line := keep(each)) is not None)))
+        return left(
+            found,
+            number,
+            evaluations=replace(
+                lines,
+                events=tuple(line for each in lines.events if (line := keep(each)) is not None),
+            ),
+        )
 
     return change
 
 
 def measured(number: int, step: int, **changes: Any) -> Records:
     """With another evaluation after `step`; nothing changed: without it."""
-    return every(number, lambda line: (replace(line, **changes) if changes else None) if line.global_step == step else line)
+    return every(
+        number,
+        lambda line: (
+            (replace(line, **changes) if changes else None) if line.global_step == step else line
+        ),
+    )
 
 
 def scored(number: int, step: int, **measures: float) -> Records:
-    return every(number, lambda line: replace(line, measures=line.measures | measures) if line.global_step == step else line)
+    return every(
+        number,
+        lambda line: (
+            replace(line, measures=line.measures | measures) if line.global_step == step else line
+        ),
+    )
 
 
 def timed(number: int, step: int, by: float, name: str = "seconds") -> Records:
-    return every(number, lambda line: replace(line, **{name: getattr(line, name) + by}) if line.global_step == step else line)
+    return every(
+        number,
+        lambda line: (
+            replace(line, **{name: getattr(line, name) + by}) if line.global_step == step else line
+        ),
+    )
 
 
 def both(*changes: Records) -> Records:
@@ -102,12 +135,16 @@ UNBOOKED = "the spans of rank 0 do not book that as evaluate"
 
 
 def as_text(**measures: float) -> Records:
-    """The same of a task whose perplexity follows from its loss; what was measured after step 8 of attempt 1 is `measures`."""
+    """The same of a task whose perplexity follows from its loss; what was measured after step 8 of
+    attempt 1 is `measures`.
+    """
 
     def change(found: RunRecords) -> RunRecords:
         found = configured(found, task=replace(found.stored.config.task, name="next_token"))
         sound = {"perplexity": math.exp(0.5), "loss": 0.5}
-        return measured(1, 8, measures=sound | measures)(in_every_attempt(lambda line: replace(line, measures=sound))(found))
+        return measured(1, 8, measures=sound | measures)(
+            in_every_attempt(lambda line: replace(line, measures=sound))(found)
+        )
 
     return change
 
@@ -120,39 +157,99 @@ ROWS: dict[str, Row] = {
             as_text(perplexity=value),
             "after step 8 in attempt 1 has measures",
             None,
-            right=(as_text(), as_text(loss=0.25, perplexity=math.exp(0.25)), as_text(loss=1e6, perplexity=math.inf)),
+            right=(
+                as_text(),
+                as_text(loss=0.25, perplexity=math.exp(0.25)),
+                as_text(loss=1e6, perplexity=math.inf),
+            ),
         )
         for value in (1.0, math.nextafter(math.exp(0.5), 2.0), math.inf, math.nan)
     },
-    "other samples": Row(records_consistent, "evaluated", measured(1, 8, samples=20), "the evaluations are not all of the same samples: 20 and 40"),
+    "other samples": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 8, samples=20),
+        "the evaluations are not all of the same samples: 20 and 40",
+    ),
     "other measures": Row(
-        records_consistent, "evaluated", measured(1, 8, measures={"accuracy": 0.5}), "the evaluations are not all of the same measures"
+        records_consistent,
+        "evaluated",
+        measured(1, 8, measures={"accuracy": 0.5}),
+        "the evaluations are not all of the same measures",
     ),
     "all of fewer samples": Row(
         records_consistent,
         "evaluated",
         in_every_attempt(lambda line: replace(line, samples=39)),
         "quality was measured on 39 samples, config.json holds out 40",
-        right=(lambda found: configured(found, dataset=replace(found.stored.config.dataset, held_out=0)),),
+        right=(
+            lambda found: configured(
+                found, dataset=replace(found.stored.config.dataset, held_out=0)
+            ),
+        ),
     ),
-    "another step": Row(records_consistent, "evaluated", measured(0, 8, global_step=9), f"the evaluation after step 9 in attempt 0 {UNDUE}"),
-    "step 0": Row(records_consistent, "evaluated", measured(0, 4, global_step=0), f"the evaluation after step 0 in attempt 0 {UNDUE}"),
-    "another attempt": Row(records_consistent, "evaluated", measured(1, 8, attempt=0), "after step 8 in attempt 1 is of attempt 0"),
-    "twice": Row(records_consistent, "evaluated", measured(1, 12, global_step=16), "after step 16 in attempt 1 stands there twice, or out of order"),
-    "out of order": Row(records_consistent, "evaluated", reordered, "stands there twice, or out of order"),
-    "before the attempt": Row(records_consistent, "evaluated", measured(1, 8, global_step=4), f"after step 4 in attempt 1 {UNREACHED}"),
+    "another step": Row(
+        records_consistent,
+        "evaluated",
+        measured(0, 8, global_step=9),
+        f"the evaluation after step 9 in attempt 0 {UNDUE}",
+    ),
+    "step 0": Row(
+        records_consistent,
+        "evaluated",
+        measured(0, 4, global_step=0),
+        f"the evaluation after step 0 in attempt 0 {UNDUE}",
+    ),
+    "another attempt": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 8, attempt=0),
+        "after step 8 in attempt 1 is of attempt 0",
+    ),
+    "twice": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 12, global_step=16),
+        "after step 16 in attempt 1 stands there twice, or out of order",
+    ),
+    "out of order": Row(
+        records_consistent, "evaluated", reordered, "stands there twice, or out of order"
+    ),
+    "before the attempt": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 8, global_step=4),
+        f"after step 4 in attempt 1 {UNREACHED}",
+    ),
     "after the attempt": Row(
         records_consistent,
         "evaluated",
         measured(1, 20, global_step=24),
         f"after step 24 in attempt 1 {UNREACHED}",
-        right=(lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=24), lambda found: found),
+        right=(
+            lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=24),
+            lambda found: found,
+        ),
     ),
     "after an attempt that logged no step": Row(
-        records_consistent, "evaluated", lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=None), UNREACHED, None
+        records_consistent,
+        "evaluated",
+        lambda found: attempts(measured(1, 20, global_step=24)(found), 1, last_step=None),
+        UNREACHED,
+        None,
     ),
-    "of nothing": Row(records_consistent, "evaluated", measured(1, 8, samples=0), "after step 8 in attempt 1 measured nothing"),
-    "without a measure": Row(records_consistent, "evaluated", measured(1, 8, measures={}), "after step 8 in attempt 1 measured nothing"),
+    "of nothing": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 8, samples=0),
+        "after step 8 in attempt 1 measured nothing",
+    ),
+    "without a measure": Row(
+        records_consistent,
+        "evaluated",
+        measured(1, 8, measures={}),
+        "after step 8 in attempt 1 measured nothing",
+    ),
     **{
         f"{name} {value}": Row(
             records_consistent,
@@ -170,25 +267,43 @@ ROWS: dict[str, Row] = {
             "evaluated",
             scored(1, 8, accuracy=value),
             f"has an accuracy of {value!r}, {NO_SHARE}",
-            right=(scored(1, 8, accuracy=0.0), scored(1, 8, accuracy=1.0), scored(1, 8, accuracy=1 / HELD_OUT)),
+            right=(
+                scored(1, 8, accuracy=0.0),
+                scored(1, 8, accuracy=1.0),
+                scored(1, 8, accuracy=1 / HELD_OUT),
+            ),
         )
         for value in (1 + 1 / HELD_OUT, -1 / HELD_OUT, 0.51)
     },
-    "longer than its span": Row(records_consistent, "evaluated", timed(1, 8, 0.001), UNBOOKED, right=(timed(1, 8, 5e-7),)),
-    "shorter than its span": Row(records_consistent, "evaluated", timed(1, 8, -0.001), UNBOOKED, right=(timed(1, 8, -5e-7),)),
+    "longer than its span": Row(
+        records_consistent, "evaluated", timed(1, 8, 0.001), UNBOOKED, right=(timed(1, 8, 5e-7),)
+    ),
+    "shorter than its span": Row(
+        records_consistent, "evaluated", timed(1, 8, -0.001), UNBOOKED, right=(timed(1, 8, -5e-7),)
+    ),
     "no measure of what was booked": Row(
         records_consistent,
         "evaluated",
         measured(1, 8),
-        "attempt 1 evaluated after step 8 by the spans of rank 0, and what it found is not on record",
+        "attempt 1 evaluated after step 8 by the spans of rank 0, and what it found is not on"
+        " record",
         UNKNOWN,
         right=(measured(1, 20),),  # during the last one its attempt died
     ),
     "nor of the last one of an attempt that ended well": Row(
-        records_consistent, "evaluated", measured(2, 24), "attempt 2 evaluated after step 24 by the spans of rank 0", UNKNOWN
+        records_consistent,
+        "evaluated",
+        measured(2, 24),
+        "attempt 2 evaluated after step 24 by the spans of rank 0",
+        UNKNOWN,
     ),
     "one that was due": Row(
-        records_consistent, "evaluated", measured(1, 12), "quality was to be measured after step 12, and no evaluation", UNKNOWN, (measured(0, 8),)
+        records_consistent,
+        "evaluated",
+        measured(1, 12),
+        "quality was to be measured after step 12, and no evaluation",
+        UNKNOWN,
+        (measured(0, 8),),
     ),
     "two that were due": Row(
         records_consistent,
@@ -203,7 +318,8 @@ ROWS: dict[str, Row] = {
         measured(2, 24),
         "quality was to be measured after step 24, and no evaluation",
         UNKNOWN,
-        right=(lambda found: supervised(measured(2, 24)(found), terminal_status="stopped"),),  # it may have been stopped after that step
+        # it may have been stopped after that step
+        right=(lambda found: supervised(measured(2, 24)(found), terminal_status="stopped"),),
     ),
     "another accuracy at the end": Row(
         records_consistent,
@@ -212,7 +328,9 @@ ROWS: dict[str, Row] = {
         "final.json has an accuracy of 0.",
         right=(measured(2, 24), scored(2, 20, accuracy=0.5)),
     ),
-    "an accuracy that nobody measured": Row(records_consistent, "evaluated", unmeasured, "no evaluation of that step is on record"),
+    "an accuracy that nobody measured": Row(
+        records_consistent, "evaluated", unmeasured, "no evaluation of that step is on record"
+    ),
     "measured twice and not alike": Row(
         same_trajectory,
         "evaluated",
@@ -269,7 +387,9 @@ ROWS: dict[str, Row] = {
     "measured twice, with another number of ranks": Row(
         same_trajectory,
         "evaluated",
-        lambda found: configured(smaller(found), elastic=replace(found.stored.config.elastic, replicas=2)),
+        lambda found: configured(
+            smaller(found), elastic=replace(found.stored.config.elastic, replicas=2)
+        ),
         "for 0.25 in attempt 0, not what attempt 1 measured",
         right=(smaller,),
     ),
@@ -285,19 +405,29 @@ def test_quality_is_held_against_the_references_as_far_as_both_measured(judged: 
     ours, theirs = judged.runs["evaluated"], judged.runs["ref"]
     whole = same_trajectory(Case(ours, theirs))
     assert whole.status == VALID and told(
-        whole, "; 6 evaluations on held-out data equal; 10 replayed lines repeated their losses, 2 evaluations what"
+        whole,
+        "; 6 evaluations on held-out data equal; 10 replayed lines repeated their losses, 2"
+        " evaluations what",
     )
     other = same_trajectory(Case(scored(1, 12, loss=0.25)(scored(1, 16, loss=0.5)(ours)), theirs))
-    assert other.status == INVALID and told(other, "step 12: held-out loss 0.25 for") and not told(other, "step 16"), other
+    assert (
+        other.status == INVALID
+        and told(other, "step 12: held-out loss 0.25 for")
+        and not told(other, "step 16")
+    ), other
     last = same_trajectory(Case(scored(2, 24, loss=0.25)(ours), theirs))
     assert told(last, "step 24: held-out loss 0.25 for")
-    fewer = same_trajectory(Case(ours, every(0, lambda line: line if line.global_step % 8 else None)(theirs)))
+    fewer = same_trajectory(
+        Case(ours, every(0, lambda line: line if line.global_step % 8 else None)(theirs))
+    )
     assert fewer.status == VALID and told(fewer, "3 evaluations on held-out data equal")
     batch = configured(theirs, evaluate=replace(theirs.stored.config.evaluate, batch=7))
     assert not told(same_trajectory(Case(ours, batch)), "on held-out data equal")
 
 
-def test_of_a_step_that_was_measured_twice_the_last_counts_and_none_behind_the_end(judged: Judged) -> None:
+def test_of_a_step_that_was_measured_twice_the_last_counts_and_none_behind_the_end(
+    judged: Judged,
+) -> None:
     found = scored(1, 8, accuracy=0.0)(judged.runs["evaluated"])
     assert evaluations(found, lineage(found))[8].measures["accuracy"] == 0.0
     cut = attempts(left(found, 2, final=None, ranks={}), 2, outcome="died")
@@ -308,13 +438,18 @@ def test_final_states_of_different_steps_are_not_compared(judged: Judged) -> Non
     """The reference ended where the first leg does: its state is another because its step is."""
     found = judged.runs["continued"]
     shorter = same_trajectory(Case(found, judged.runs["first leg"]))
-    assert told(shorter, "and ref ends there") and not told(shorter, "of the final state differ"), shorter
+    assert told(shorter, "and ref ends there") and not told(shorter, "of the final state differ"), (
+        shorter
+    )
 
 
 def test_a_reboot_between_two_legs_is_no_launch_ahead_of_time(judged: Judged) -> None:
     """After it the monotonic clock is far behind what it was when the attempt before ended."""
     found = judged.runs["continued"]
-    assert found.sessions[0].boot_id != found.sessions[1].boot_id and found.sessions[1].started_at < found.sessions[0].started_at
+    assert (
+        found.sessions[0].boot_id != found.sessions[1].boot_id
+        and found.sessions[1].started_at < found.sessions[0].started_at
+    )
     assert time_conserved(Case(found)).status == VALID
 
 
@@ -323,11 +458,19 @@ def test_each_leg_has_its_own_clock(judged: Judged) -> None:
     first, second = metrics_document(found)["legs"]
     windows = [session.ended_at - session.started_at for session in found.sessions]  # type: ignore[operator]
     finals = [found.logs(number).final for number in (1, 4)]
-    walls = [final.at - found.sessions[number].started_at for final, number in zip(finals, (0, 2), strict=True) if final]
+    walls = [
+        final.at - found.sessions[number].started_at
+        for final, number in zip(finals, (0, 2), strict=True)
+        if final
+    ]
     assert (first["from_step"], first["to_step"], first["attempts"]) == (0, 12, [0, 1])
     assert (second["from_step"], second["to_step"], second["attempts"]) == (12, 24, [2, 3, 4])
-    assert first["wall_s"] == pytest.approx(walls[0]) and second["wall_s"] == pytest.approx(windows[1] + walls[1])
-    assert [leg["goodput"] for leg in (first, second)] == pytest.approx([12 / first["wall_s"], 12 / second["wall_s"]])
+    assert first["wall_s"] == pytest.approx(walls[0]) and second["wall_s"] == pytest.approx(
+        windows[1] + walls[1]
+    )
+    assert [leg["goodput"] for leg in (first, second)] == pytest.approx(
+        [12 / first["wall_s"], 12 / second["wall_s"]]
+    )
     cut = attempts(left(found, 4, final=None, ranks={}), 4, outcome="died")
     assert [leg["to_step"] for leg in metrics_document(cut)["legs"]] == [12, 18]
 
@@ -341,21 +484,45 @@ def test_the_end_of_an_earlier_target_is_no_end_of_the_run(judged: Judged) -> No
 
 
 @pytest.mark.parametrize(("resumed", "wrong"), [(8, False), (9, True)])
-def test_the_step_gone_on_from_may_be_measured_again(judged: Judged, resumed: int, wrong: bool) -> None:
+def test_the_step_gone_on_from_may_be_measured_again(
+    judged: Judged, resumed: int, wrong: bool
+) -> None:
     """Attempt 0 died between the save of step 8 and its evaluation."""
     found = attempts(judged.runs["evaluated"], 1, resumed_from_step=resumed)
-    assert told(records_consistent(Case(found)), f"is of a step that the attempt, {resumed} to 20, did not reach") == wrong
+    assert (
+        told(
+            records_consistent(Case(found)),
+            f"is of a step that the attempt, {resumed} to 20, did not reach",
+        )
+        == wrong
+    )
 
 
-def test_a_run_that_was_continued_twice_must_do_the_same_as_one_that_ended_with_its_first_leg(judged: Judged) -> None:
+def test_a_run_that_was_continued_twice_must_do_the_same_as_one_that_ended_with_its_first_leg(
+    judged: Judged,
+) -> None:
     found = judged.runs["ref"]
     config = replace(found.stored.config, continued_at=(8, 16))
     own, first = reference_ids(configured(found, continued_at=(8, 16)))
-    assert (own, first) == (found.stored.reference_id, reference_id(replace(config, target_steps=8, continued_at=())))
+    assert (own, first) == (
+        found.stored.reference_id,
+        reference_id(replace(config, target_steps=8, continued_at=())),
+    )
 
 
-@pytest.mark.parametrize(("claimed", "compared", "wrong"), [(12, 3, False), (15, 3, False), (16, 4, True)])
-def test_quality_is_held_against_the_reference_as_far_as_the_run_claims_to_equal_it(judged: Judged, claimed: int, compared: int, wrong: bool) -> None:
+@pytest.mark.parametrize(
+    ("claimed", "compared", "wrong"), [(12, 3, False), (15, 3, False), (16, 4, True)]
+)
+def test_quality_is_held_against_the_reference_as_far_as_the_run_claims_to_equal_it(
+    judged: Judged, claimed: int, compared: int, wrong: bool
+) -> None:
     """After that step another number of ranks may give other values."""
-    ours, theirs, notes = scored(1, 16, loss=0.5)(judged.runs["evaluated"]), judged.runs["ref"], FindingBuilder("it")
-    assert check_against(Case(ours, theirs), theirs, lineage(theirs), claimed, notes) == compared and notes.clean != wrong
+    ours, theirs, notes = (
+        scored(1, 16, loss=0.5)(judged.runs["evaluated"]),
+        judged.runs["ref"],
+        FindingBuilder("it"),
+    )
+    assert (
+        check_against(Case(ours, theirs), theirs, lineage(theirs), claimed, notes) == compared
+        and notes.clean != wrong
+    )

@@ -12,7 +12,18 @@ from ecrl_cli.verify.consistency import records_consistent
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import UNKNOWN
-from tests.runs.changed import attempts, configured, fired, left, logged, ordered, rank_line, reported, sessions, supervised
+from tests.runs.changed import (
+    attempts,
+    configured,
+    fired,
+    left,
+    logged,
+    ordered,
+    rank_line,
+    reported,
+    sessions,
+    supervised,
+)
 from tests.runs.sentence import Judged, Row
 
 
@@ -26,7 +37,9 @@ def more_steps(found: RunRecords) -> RunRecords:
     lines = found.logs(0).ranks[1]
     last = lines.events[-1]
     more = replace(last, global_step=10, cursor_step=9, at=last.at + 0.02, time=last.time + 0.02)
-    return left(found, 0, ranks=found.logs(0).ranks | {1: replace(lines, events=(*lines.events, more))})
+    return left(
+        found, 0, ranks=found.logs(0).ranks | {1: replace(lines, events=(*lines.events, more))}
+    )
 
 
 def all_reported(found: RunRecords, number: int, **changes: Any) -> RunRecords:
@@ -77,7 +90,10 @@ FAILURES: dict[str, Row] = {
         "entry 0 fired in attempt 0 and attempt 1 was armed with it again",
     ),
     "an entry too few": Row(
-        failures_once, "blk", lambda found: ordered(found, 1, pending=()), "attempt 1 was not armed with entry 1, which had not fired"
+        failures_once,
+        "blk",
+        lambda found: ordered(found, 1, pending=()),
+        "attempt 1 was not armed with entry 1, which had not fired",
     ),
     "an entry of another rank": Row(
         failures_once,
@@ -104,10 +120,16 @@ FAILURES: dict[str, Row] = {
         "entry 0 (kill) hit 'x': the plan leaves nothing open at boundary",
     ),
     "a failure at another step": Row(
-        failures_once, "states", lambda found: fired(found, 1, at_step=21), "entry 1 (kill) fired at step 21, it was planned for step 20 (boundary)"
+        failures_once,
+        "states",
+        lambda found: fired(found, 1, at_step=21),
+        "entry 1 (kill) fired at step 21, it was planned for step 20 (boundary)",
     ),
     "a failure at an earlier step": Row(
-        failures_once, "states", lambda found: fired(found, 1, at_step=19), "entry 1 (kill) fired at step 19, it was planned for step 20 (boundary)"
+        failures_once,
+        "states",
+        lambda found: fired(found, 1, at_step=19),
+        "entry 1 (kill) fired at step 19, it was planned for step 20 (boundary)",
     ),
     **{
         f"a failure of another {name}": Row(
@@ -123,9 +145,17 @@ FAILURES: dict[str, Row] = {
         )
     },
     "a failure of nobody's attempt": Row(
-        failures_once, "blk", lambda found: fired(found, 1, attempt=3), "entry 1 fired in attempt 3, which supervisor.json does not know"
+        failures_once,
+        "blk",
+        lambda found: fired(found, 1, attempt=3),
+        "entry 1 fired in attempt 3, which supervisor.json does not know",
     ),
-    "one failure twice": Row(failures_once, "blk", lambda found: replace(found, fired=found.fired * 2), "entry 0 fired 2 times"),
+    "one failure twice": Row(
+        failures_once,
+        "blk",
+        lambda found: replace(found, fired=found.fired * 2),
+        "entry 0 fired 2 times",
+    ),
     "a failure that the other survived": Row(
         failures_once,
         "blk",
@@ -151,7 +181,9 @@ FAILURES: dict[str, Row] = {
         lambda found: attempts(found, 1, outcome="resized"),
         "entry 1 fired in attempt 1, which ended well to be resized",
     ),
-    "a step after the death": Row(failures_once, "blk", more_steps, "entry 0 fired after step 9, rank 1 went on to step 10"),
+    "a step after the death": Row(
+        failures_once, "blk", more_steps, "entry 0 fired after step 9, rank 1 went on to step 10"
+    ),
     "a log that ends before the death": Row(
         failures_once,
         "blk",
@@ -177,17 +209,26 @@ FAILURES: dict[str, Row] = {
         failures_once,
         "blk",
         lambda found: attempts(found, 0, outcome="stopped", signal=15),
-        "entry 0 (kill) fired in attempt 0, which is said to have been stopped, and the same session went on with attempt 1",
+        "entry 0 (kill) fired in attempt 0, which is said to have been stopped, and the same"
+        " session went on with attempt 1",
     ),
     "a stop by no signal": Row(
         failures_once,
         "blk",
         lambda found: sessions(
-            attempts(attempts(supervised(found, sessions=(*found.sessions, found.sessions[0])), 1, session=1), 0, outcome="stopped", signal=15),
+            attempts(
+                attempts(
+                    supervised(found, sessions=(*found.sessions, found.sessions[0])), 1, session=1
+                ),
+                0,
+                outcome="stopped",
+                signal=15,
+            ),
             0,
             signals=(),
         ),
-        "entry 0 (kill) fired in attempt 0, which is said to have been stopped, and its session received no signal",
+        "entry 0 (kill) fired in attempt 0, which is said to have been stopped, and its session"
+        " received no signal",
     ),
     "a step passed in spite of its failure": Row(
         failures_once,
@@ -197,17 +238,32 @@ FAILURES: dict[str, Row] = {
         right=(more_steps, lambda found: fired(found, 0, attempt=1)),
     ),
     "an entry that never fired": Row(
-        failures_once, "blk", lambda found: replace(found, fired=found.fired[:1]), "the run completed and entries [1] never fired", None
+        failures_once,
+        "blk",
+        lambda found: replace(found, fired=found.fired[:1]),
+        "the run completed and entries [1] never fired",
+        None,
     ),
 }
 
 SURVIVORS: dict[str, Row] = {
-    "another report than the rank's": Row(exactly_once, "lossy", swapped, "the survivor report of attempt 0 rank 1 is that of attempt 0 rank 0"),
+    "another report than the rank's": Row(
+        exactly_once,
+        "lossy",
+        swapped,
+        "the survivor report of attempt 0 rank 1 is that of attempt 0 rank 0",
+    ),
     "another attempt's report": Row(
-        exactly_once, "lossy", lambda found: reported(found, 0, 1, attempt=1), "the survivor report of attempt 0 rank 1 is that of attempt 1 rank 1"
+        exactly_once,
+        "lossy",
+        lambda found: reported(found, 0, 1, attempt=1),
+        "the survivor report of attempt 0 rank 1 is that of attempt 1 rank 1",
     ),
     "a report of one that was not left": Row(
-        exactly_once, "lossy", lambda found: reported(found, 0, 1, alive=(0,)), "the survivor report of attempt 0 rank 1 names rank 0 as left"
+        exactly_once,
+        "lossy",
+        lambda found: reported(found, 0, 1, alive=(0,)),
+        "the survivor report of attempt 0 rank 1 names rank 0 as left",
     ),
     "a report of one that was no rank": Row(
         exactly_once,
@@ -231,7 +287,9 @@ SURVIVORS: dict[str, Row] = {
     "a report of too few layers": Row(
         exactly_once,
         "lossy",
-        lambda found: all_reported(found, 0, layers=found.logs(0).survivor_reports[0].events[0].layers[:1]),
+        lambda found: all_reported(
+            found, 0, layers=found.logs(0).survivor_reports[0].events[0].layers[:1]
+        ),
         "has bucket 0 of 2 done again and names the layers of 1",
     ),
     **{
@@ -241,7 +299,10 @@ SURVIVORS: dict[str, Row] = {
             lambda found, changes=changes: reported(found, 0, 1, **changes),
             f"survivors differ: ranks 0 and 1 of attempt 0 do not report the same in {words}",
         )
-        for words, changes in {"the state": {"state_digest": "cd" * 32}, "the layers": {"layers": (("weight",), ("bias", "other"))}}.items()
+        for words, changes in {
+            "the state": {"state_digest": "cd" * 32},
+            "the layers": {"layers": (("weight",), ("bias", "other"))},
+        }.items()
     },
     "a layer in two buckets": Row(
         exactly_once,
@@ -260,7 +321,9 @@ SURVIVORS: dict[str, Row] = {
         "lossy",
         lambda found: reported(found, 0, 0, at=found.logs(0).spans.events[-1].end - 2e-6),
         "rank 0 of attempt 0 dates its report 0.000002 s before the end of its own spans",
-        right=(lambda found: reported(found, 0, 0, at=found.logs(0).spans.events[-1].end - 0.5e-6),),
+        right=(
+            lambda found: reported(found, 0, 0, at=found.logs(0).spans.events[-1].end - 0.5e-6),
+        ),
     ),
     "a step longer than the one it was done again in": Row(
         exactly_once,
@@ -274,24 +337,39 @@ SURVIVORS: dict[str, Row] = {
         "lossy",
         lambda found: rank_line(found, 0, 1, 9, state_digest="cd" * 32),
         "rank 1 of attempt 0 reports another state after step 9 than it logged",
-        right=(lambda found: rank_line(found, 0, 1, 9, state_digest="ab" * 32), lambda found: rank_line(found, 0, 1, 8, state_digest="cd" * 32)),
+        right=(
+            lambda found: rank_line(found, 0, 1, 9, state_digest="ab" * 32),
+            lambda found: rank_line(found, 0, 1, 8, state_digest="cd" * 32),
+        ),
     ),
     "a step dropped where none may be": Row(
-        exactly_once, "lossy", lambda found: redone(found, left=(), first=0, buckets=1), "drops step 9, which its recovery does not allow"
+        exactly_once,
+        "lossy",
+        lambda found: redone(found, left=(), first=0, buckets=1),
+        "drops step 9, which its recovery does not allow",
     ),
     "a dead rank that is left": Row(
-        exactly_once, "lossy", lambda found: redone(found, lost=(1, 2, 3)), "of attempt 0 rank 1 names rank 1 as lost, which it says is left"
+        exactly_once,
+        "lossy",
+        lambda found: redone(found, lost=(1, 2, 3)),
+        "of attempt 0 rank 1 names rank 1 as lost, which it says is left",
     ),
     "a step that not all that are left did": Row(
         exactly_once,
         "lossy",
         lambda found: redone(found, left=(1,)),
         "says that rank 1 did step 9 to its end, and that ranks [0, 1] are left",
-        right=(lambda found: redone(found, left=(0, 1)), lambda found: redone(found, left=(0, 1, 2))),
+        right=(
+            lambda found: redone(found, left=(0, 1)),
+            lambda found: redone(found, left=(0, 1, 2)),
+        ),
     ),
     **{
         f"another step done again, {step}": Row(
-            exactly_once, "lossy", lambda found, step=step: redone(found, global_step=step), f"is about step {step}, and it left after step 9"
+            exactly_once,
+            "lossy",
+            lambda found, step=step: redone(found, global_step=step),
+            f"is about step {step}, and it left after step 9",
         )
         for step in (8, 10)
     },
@@ -309,7 +387,9 @@ SURVIVORS: dict[str, Row] = {
         f"a kept state called {digest!r}": Row(
             exactly_once,
             "lossy",
-            lambda found, digest=digest: all_reported(configured(found, state_digests="rank"), 0, state_digest=digest),
+            lambda found, digest=digest: all_reported(
+                configured(found, state_digests="rank"), 0, state_digest=digest
+            ),
             f"rank 1 of attempt 0 kept its state, and reports {digest!r} as the digest of it",
             None,
             right=(lambda found: configured(found, state_digests="rank"),),
@@ -323,7 +403,9 @@ SURVIVORS: dict[str, Row] = {
             found,
             0,
             lost_sample_records={
-                rank: replace(lines, events=(replace(lines.events[0], ranks=(0,)), *lines.events[1:]))
+                rank: replace(
+                    lines, events=(replace(lines.events[0], ranks=(0,)), *lines.events[1:])
+                )
                 for rank, lines in found.logs(0).lost_sample_records.items()
             },
         ),
@@ -333,14 +415,21 @@ SURVIVORS: dict[str, Row] = {
         exactly_once,
         "lossy",
         lambda found: left(found, 0, lost_sample_records={0: found.logs(0).lost_sample_records[0]}),
-        "the lost-samples record of attempt 0 rank 1 is not there, samples of ranks [2, 3] were lost in step 9",
+        "the lost-samples record of attempt 0 rank 1 is not there, samples of ranks [2, 3] were"
+        " lost in step 9",
         UNKNOWN,
     ),
     "a last lost rank that is left": Row(
-        exactly_once, "lossy", lambda found: lost_line(found, -1, ranks=(0, 1)), "the lost-samples record of attempt 0 names rank 0, which was left"
+        exactly_once,
+        "lossy",
+        lambda found: lost_line(found, -1, ranks=(0, 1)),
+        "the lost-samples record of attempt 0 names rank 0, which was left",
     ),
     "an effect that is none": Row(
-        records_consistent, "lossy", lambda found: lost_line(found, 0, effect="x"), "logs/attempt-00/ledger_rank0.jsonl: 'x' is not an effect"
+        records_consistent,
+        "lossy",
+        lambda found: lost_line(found, 0, effect="x"),
+        "logs/attempt-00/ledger_rank0.jsonl: 'x' is not an effect",
     ),
     "two lost records": Row(
         exactly_once,
@@ -349,7 +438,12 @@ SURVIVORS: dict[str, Row] = {
             found,
             0,
             lost_sample_records=found.logs(0).lost_sample_records
-            | {1: replace(found.logs(0).lost_sample_records[1], events=found.logs(0).lost_sample_records[1].events[:1])},
+            | {
+                1: replace(
+                    found.logs(0).lost_sample_records[1],
+                    events=found.logs(0).lost_sample_records[1].events[:1],
+                )
+            },
         ),
         "survivors differ: ranks 0 and 1 of attempt 0 do not have the same lost-samples record",
     ),
@@ -357,7 +451,10 @@ SURVIVORS: dict[str, Row] = {
         exactly_once,
         "lossy",
         lambda found: left(
-            found, 0, lost_sample_records=found.logs(0).lost_sample_records | {1: replace(found.logs(0).lost_sample_records[1], torn=1)}
+            found,
+            0,
+            lost_sample_records=found.logs(0).lost_sample_records
+            | {1: replace(found.logs(0).lost_sample_records[1], torn=1)},
         ),
         "the lost-samples record of attempt 0 rank 1 is torn",
         UNKNOWN,
@@ -365,8 +462,11 @@ SURVIVORS: dict[str, Row] = {
     "samples lost where none may be": Row(
         exactly_once,
         "lossy",
-        lambda found: configured(found, recovery=replace(found.stored.config.recovery, name="immediate_rollback")),
-        "attempt 0 went on without the samples of ranks [2, 3] in step 9, which its recovery does not allow",
+        lambda found: configured(
+            found, recovery=replace(found.stored.config.recovery, name="immediate_rollback")
+        ),
+        "attempt 0 went on without the samples of ranks [2, 3] in step 9, which its recovery does"
+        " not allow",
     ),
 }
 

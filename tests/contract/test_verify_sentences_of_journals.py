@@ -13,7 +13,16 @@ from ecrl_cli.verify.checkpoints import checkpoints_accounted
 from ecrl_cli.verify.journal_instants import session_of_line
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verification_input import Case
-from tests.runs.changed import Records, appended, attempts, configured, event, left, logged, supervised
+from tests.runs.changed import (
+    Records,
+    appended,
+    attempts,
+    configured,
+    event,
+    left,
+    logged,
+    supervised,
+)
 from tests.runs.sentence import Judged, Row
 
 OTHER = "b" * 64
@@ -23,37 +32,60 @@ NO_FILES: dict[str, Any] = {**WRITTEN, "bytes": 0, "path": None, "commit_sha256"
 
 
 def strategy(found: RunRecords, name: str, **changes: Any) -> RunRecords:
-    return configured(found, checkpoint=replace(found.stored.config.checkpoint, strategy=name, max_inflight=2, **changes))
+    return configured(
+        found,
+        checkpoint=replace(
+            found.stored.config.checkpoint, strategy=name, max_inflight=2, **changes
+        ),
+    )
 
 
 def captured(found: RunRecords, **changes: Any) -> RunRecords:
-    """Captures that are left to the writer, but all were copies and say why; with `changes` of the line that submits step 12."""
+    """Captures that are left to the writer, but all were copies and say why; with `changes` of the
+    line that submits step 12.
+    """
     found = strategy(found, "overlapped", capture="deferred")
     for a in found.attempt_logs:
-        events = tuple(replace(line, reason="no memory") if line.event == "submitted" else line for line in a.checkpoints.events)
+        events = tuple(
+            replace(line, reason="no memory") if line.event == "submitted" else line
+            for line in a.checkpoints.events
+        )
         found = left(found, a.attempt, checkpoints=replace(a.checkpoints, events=events))
     return event(found, 1, "submitted", 12, **changes) if changes else found
 
 
 def failed(found: RunRecords, **changes: Any) -> RunRecords:
     """The save of step 12 failed."""
-    return event(found, 1, "committed", 12, **NO_FILES | {"event": "failed", "reason": ERROR} | changes)
+    return event(
+        found, 1, "committed", 12, **NO_FILES | {"event": "failed", "reason": ERROR} | changes
+    )
 
 
 def ended(found: RunRecords, name: str, **changes: Any) -> RunRecords:
     """The save of step 12 ended so."""
-    return event(found, 1, "committed", 12, **({} if name == "committed" else NO_FILES | {"event": name}) | changes)
+    return event(
+        found,
+        1,
+        "committed",
+        12,
+        **({} if name == "committed" else NO_FILES | {"event": name}) | changes,
+    )
 
 
 def saved_again(found: RunRecords) -> RunRecords:
     """Step 6 was committed again in attempt 2."""
     again = next(line for line in found.logs(0).checkpoints.events if line.event == "committed")
     lines = found.logs(2).checkpoints
-    return left(found, 2, checkpoints=replace(lines, events=(*lines.events, replace(again, attempt=2))))
+    return left(
+        found, 2, checkpoints=replace(lines, events=(*lines.events, replace(again, attempt=2)))
+    )
 
 
 def two_boots(found: RunRecords) -> RunRecords:
-    return supervised(found, sessions=(*found.sessions, replace(found.sessions[0], boot_id="other", started_at=5000.0)))
+    return supervised(
+        found,
+        sessions=(*found.sessions, replace(found.sessions[0], boot_id="other", started_at=5000.0)),
+    )
 
 
 def to_step(found: RunRecords, step: int) -> RunRecords:
@@ -71,27 +103,38 @@ ROWS: dict[str, Row] = {
         checkpoints_accounted,
         "blk",
         of(1, "received", 12),
-        "the save of step 12 in attempt 1 was committed, and no line says that whoever writes had received it",
-        right=(lambda found: event(event(found, 1, "received", 12), 1, "committed", 12, reason=FOUND, **WRITTEN),),
+        "the save of step 12 in attempt 1 was committed, and no line says that whoever writes had"
+        " received it",
+        right=(
+            lambda found: event(
+                event(found, 1, "received", 12), 1, "committed", 12, reason=FOUND, **WRITTEN
+            ),
+        ),
     ),
     "failed, and nobody received it": Row(
         checkpoints_accounted,
         "blk",
         lambda found: event(failed(found), 1, "received", 12),
-        "the save of step 12 in attempt 1 was said to have failed, and no line says that whoever writes had received it",
-        right=(failed, lambda found: strategy(event(failed(found), 1, "received", 12), "overlapped")),
+        "the save of step 12 in attempt 1 was said to have failed, and no line says that whoever"
+        " writes had received it",
+        right=(
+            failed,
+            lambda found: strategy(event(failed(found), 1, "received", 12), "overlapped"),
+        ),
     ),
     "went on unsaid": Row(
         checkpoints_accounted,
         "blk",
         of(1, "released", 12),
-        "the save of step 12 in attempt 1 was submitted, and no line says that rank 0 went on, which it did",
+        "the save of step 12 in attempt 1 was submitted, and no line says that rank 0 went on,"
+        " which it did",
     ),
     "went on unsaid in an attempt that died": Row(
         checkpoints_accounted,
         "blk",
         lambda found: to_step(found, 7),
-        "the save of step 6 in attempt 0 was submitted, and no line says that rank 0 went on, which it did",
+        "the save of step 6 in attempt 0 was submitted, and no line says that rank 0 went on, which"
+        " it did",
         None,
         right=(lambda found: to_step(found, 6),),
     ),
@@ -99,7 +142,8 @@ ROWS: dict[str, Row] = {
         checkpoints_accounted,
         "blk",
         of(2, "released", 24),
-        "the save of step 24 in attempt 2 was submitted, and no line says that rank 0 went on, which it did",
+        "the save of step 24 in attempt 2 was submitted, and no line says that rank 0 went on,"
+        " which it did",
         right=(lambda found: attempts(event(found, 2, "released", 24), 2, outcome="died"),),
     ),
     "nothing in flight": Row(
@@ -114,7 +158,9 @@ ROWS: dict[str, Row] = {
         of(1, "submitted", 12, bytes=0),
         "the save of step 12 in attempt 1 was submitted with no bytes",
         right=(
-            lambda found: event(event(failed(found), 1, "received", 12), 1, "submitted", 12, bytes=0),
+            lambda found: event(
+                event(failed(found), 1, "received", 12), 1, "submitted", 12, bytes=0
+            ),
             of(1, "submitted", 12, bytes=1),
         ),
     ),
@@ -136,21 +182,30 @@ ROWS: dict[str, Row] = {
         "blk",
         of(1, "committed", 12, bytes=7),
         "'committed' of step 12 in the journal of attempt 1 has 7 bytes",
-        right=(of(1, "committed", 12, bytes=0), lambda found: event(event(found, 1, "submitted", 12, bytes=7), 1, "committed", 12, bytes=7)),
+        right=(
+            of(1, "committed", 12, bytes=0),
+            lambda found: event(
+                event(found, 1, "submitted", 12, bytes=7), 1, "committed", 12, bytes=7
+            ),
+        ),
     ),
     "retired twice": Row(
         checkpoints_accounted,
         "blk",
         lambda found: appended(found, 2, "retired", 6),
         "attempt 2 retired step 6, which was retired before and not committed again",
-        right=(lambda found: two_boots(appended(found, 2, "retired", 6)), lambda found: appended(saved_again(found), 2, "retired", 6)),
+        right=(
+            lambda found: two_boots(appended(found, 2, "retired", 6)),
+            lambda found: appended(saved_again(found), 2, "retired", 6),
+        ),
     ),
     "a line before the one ahead of it": Row(
         time_conserved,
         "blk",
         lambda found: appended(found, 1, "committed", 18),
         "s before the released line of step 18 of attempt 1, which stands ahead of it",
-        right=(lambda found: appended(found, 1, "committed", 18, reason=LEFT_WHOLE),),  # written in another boot for a dead writer
+        # written in another boot for a dead writer
+        right=(lambda found: appended(found, 1, "committed", 18, reason=LEFT_WHOLE),),
     ),
     "retired under another path": Row(
         checkpoints_accounted,
@@ -168,14 +223,17 @@ ROWS: dict[str, Row] = {
     "retired and never saved": Row(
         checkpoints_accounted,
         "blk",
-        lambda found: appended(found, 2, "retired", 6, global_step=7, path="checkpoints/step_00000007"),
+        lambda found: appended(
+            found, 2, "retired", 6, global_step=7, path="checkpoints/step_00000007"
+        ),
         "attempt 2 retired step 7, which nobody saved",
     ),
     "a field of another event": Row(
         checkpoints_accounted,
         "blk",
         of(1, "received", 12, write_s=1.0),
-        "'received' of step 12 in the journal of attempt 1 has write_s 1.0, which is of another event",
+        "'received' of step 12 in the journal of attempt 1 has write_s 1.0, which is of another"
+        " event",
     ),
     "a line of another attempt": Row(
         checkpoints_accounted,
@@ -212,7 +270,11 @@ ROWS: dict[str, Row] = {
         "blk",
         of(1, "submitted", 12),
         "'committed' of step 12 in the journal of attempt 1 stands before it was submitted",
-        right=(lambda found: event(event(found, 1, "submitted", 12), 1, "committed", 12, reason=FOUND, **WRITTEN),),
+        right=(
+            lambda found: event(
+                event(found, 1, "submitted", 12), 1, "committed", 12, reason=FOUND, **WRITTEN
+            ),
+        ),
     ),
     "released before it was submitted": Row(
         checkpoints_accounted,
@@ -233,20 +295,30 @@ ROWS: dict[str, Row] = {
             "blk",
             lambda found, name=name, reason=reason: ended(found, name, reason=reason),
             f"'{name}' of step 12 in the journal of attempt 1 {words}",
-            right=tuple(lambda found, name=name, each=each: ended(found, name, reason=each, **WRITTEN) for each in allowed),
+            right=tuple(
+                lambda found, name=name, each=each: ended(found, name, reason=each, **WRITTEN)
+                for each in allowed
+            ),
         )
         for name, reason, words, allowed in (
             ("committed", "x", "has the reason 'x', which is none", (None, FOUND, LEFT_WHOLE)),
             ("failed", None, "has no error as its reason, but None", (ERROR,)),
             ("failed", "it broke", "has no error as its reason, but 'it broke'", (ERROR,)),
-            ("lost", "x", f"has the reason 'x', it can only be that its writer {LEFT_UNCOMMITTED}", (LEFT_UNCOMMITTED,)),
+            (
+                "lost",
+                "x",
+                f"has the reason 'x', it can only be that its writer {LEFT_UNCOMMITTED}",
+                (LEFT_UNCOMMITTED,),
+            ),
         )
     },
     **{
         f"found, and {name} on record": Row(
             checkpoints_accounted,
             "blk",
-            lambda found, name=name: event(found, 1, "committed", 12, **WRITTEN | {"reason": FOUND, name: 0.001}),
+            lambda found, name=name: event(
+                found, 1, "committed", 12, **WRITTEN | {"reason": FOUND, name: 0.001}
+            ),
             "was found after the fact, and says how long it took to write",
             right=(of(1, "committed", 12, reason=FOUND, **WRITTEN),),
         )
@@ -254,34 +326,60 @@ ROWS: dict[str, Row] = {
     },
     **{
         f"{name} below nothing": Row(
-            checkpoints_accounted, "blk", of(1, line, 12, **{name: -1e-9}), f"'{line}' of step 12 in the journal of attempt 1 has {name} -1e-09"
+            checkpoints_accounted,
+            "blk",
+            of(1, line, 12, **{name: -1e-9}),
+            f"'{line}' of step 12 in the journal of attempt 1 has {name} -1e-09",
         )
         for line, name in (
-            *(("submitted", name) for name in ("snapshot_s", "copy_s", "serialize_s", "backpressure_s")),
+            *(
+                ("submitted", name)
+                for name in ("snapshot_s", "copy_s", "serialize_s", "backpressure_s")
+            ),
             *(("committed", name) for name in WRITTEN),
             *(("released", name) for name in ("enqueue_s", "stall_s")),
         )
     },
     **{
         f"{name} less than none": Row(
-            checkpoints_accounted, "blk", of(1, "submitted", 12, **{name: -1}), f"'submitted' of step 12 in the journal of attempt 1 has {name} -1"
+            checkpoints_accounted,
+            "blk",
+            of(1, "submitted", 12, **{name: -1}),
+            f"'submitted' of step 12 in the journal of attempt 1 has {name} -1",
         )
         for name in ("bytes", "inflight", "deferred_bytes")
     },
     "a copy that takes longer than its capture": Row(
-        checkpoints_accounted, "blk", of(1, "submitted", 12, copy_s=9.5), "'submitted' of step 12 in the journal of attempt 1 copied for 9.5 s of a"
+        checkpoints_accounted,
+        "blk",
+        of(1, "submitted", 12, copy_s=9.5),
+        "'submitted' of step 12 in the journal of attempt 1 copied for 9.5 s of a",
     ),
     "a path of another step": Row(
-        checkpoints_accounted, "blk", of(1, "committed", 12, path="checkpoints/step_00000013"), "names 'checkpoints/step_00000013' as its path"
+        checkpoints_accounted,
+        "blk",
+        of(1, "committed", 12, path="checkpoints/step_00000013"),
+        "names 'checkpoints/step_00000013' as its path",
     ),
     "no path": Row(
-        checkpoints_accounted, "blk", of(1, "committed", 12, path=None), "'committed' of step 12 in the journal of attempt 1 names 'None' as its path"
+        checkpoints_accounted,
+        "blk",
+        of(1, "committed", 12, path=None),
+        "'committed' of step 12 in the journal of attempt 1 names 'None' as its path",
     ),
     "a copy left to a writer that makes none": Row(
-        checkpoints_accounted, "blk", of(1, "submitted", 12, deferred_bytes=5), "has deferred_bytes 5, captures are copies", right=(captured,)
+        checkpoints_accounted,
+        "blk",
+        of(1, "submitted", 12, deferred_bytes=5),
+        "has deferred_bytes 5, captures are copies",
+        right=(captured,),
     ),
     "a reason for a copy where all are": Row(
-        checkpoints_accounted, "blk", of(1, "submitted", 12, reason="no memory"), "has reason 'no memory', captures are copies", right=(captured,)
+        checkpoints_accounted,
+        "blk",
+        of(1, "submitted", 12, reason="no memory"),
+        "has reason 'no memory', captures are copies",
+        right=(captured,),
     ),
     "a copy without a reason": Row(
         checkpoints_accounted,
@@ -308,8 +406,13 @@ ROWS: dict[str, Row] = {
         checkpoints_accounted,
         "blk",
         lambda found: appended(captured(found), 1, "released", 12, event="waited"),
-        "'waited' of step 12 in the journal of attempt 1 waited for the copy of what was not left to the writer",
-        right=(lambda found: appended(captured(found, reason=None, deferred_bytes=5), 1, "released", 12, event="waited"),),
+        "'waited' of step 12 in the journal of attempt 1 waited for the copy of what was not left"
+        " to the writer",
+        right=(
+            lambda found: appended(
+                captured(found, reason=None, deferred_bytes=5), 1, "released", 12, event="waited"
+            ),
+        ),
     ),
 }
 
@@ -324,11 +427,17 @@ def test_what_is_wrong_is_told_and_what_is_right_is_not(judged: Judged, name: st
     judged.hold(ROWS[name])
 
 
-def test_a_line_for_a_dead_writer_belongs_to_the_session_whose_clocks_it_shows(judged: Judged) -> None:
-    """Two boots whose monotonic clocks showed the same numbers, a day apart: the wall clock tells them apart."""
+def test_a_line_for_a_dead_writer_belongs_to_the_session_whose_clocks_it_shows(
+    judged: Judged,
+) -> None:
+    """Two boots whose monotonic clocks showed the same numbers, a day apart: the wall clock tells
+    them apart.
+    """
     found, day = judged.runs["blk"], 86400.0
     first, a = found.sessions[0], found.attempts[1]
-    case = Case(supervised(found, sessions=(first, replace(first, boot_id="other", time=first.time + day))))
+    case = Case(
+        supervised(found, sessions=(first, replace(first, boot_id="other", time=first.time + day)))
+    )
     line = next(line for line in found.logs(1).checkpoints.events if line.event == "committed")
     line = replace(line, reason=LEFT_WHOLE)
     assert session_of_line(case, a, line) == 0
@@ -339,7 +448,10 @@ def test_a_line_written_for_a_dead_writer_is_of_the_session_it_lies_in(judged: J
     """A later one of the same boot: the first was over by then."""
     found = judged.runs["blk"]
     a, first = found.attempts[1], found.sessions[0]
-    line = replace(next(line for line in found.logs(1).checkpoints.events if line.event == "committed"), reason=LEFT_WHOLE)
+    line = replace(
+        next(line for line in found.logs(1).checkpoints.events if line.event == "committed"),
+        reason=LEFT_WHOLE,
+    )
     began = line.at - 0.5
     before = replace(first, ended_at=line.at - 1.0)
     after = replace(first, started_at=began, time=first.time + began - first.started_at)

@@ -14,7 +14,18 @@ from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import UNKNOWN
-from tests.runs.changed import Records, appended, attempts, configured, event, left, ordered, rank_line, restored, span
+from tests.runs.changed import (
+    Records,
+    appended,
+    attempts,
+    configured,
+    event,
+    left,
+    ordered,
+    rank_line,
+    restored,
+    span,
+)
 from tests.runs.sentence import Judged, Row
 
 OTHER = "b" * 64
@@ -29,9 +40,17 @@ def components(number: int, rank: int, step: int, name: str, value: str | None) 
     """Another digest of a component on a line; None: none."""
 
     def change(found: RunRecords) -> RunRecords:
-        line = next(line for line in found.logs(number).ranks[rank].events if line.global_step == step)
+        line = next(
+            line for line in found.logs(number).ranks[rank].events if line.global_step == step
+        )
         held = (line.components or {}) | {name: value}
-        return rank_line(found, number, rank, step, components={key: each for key, each in held.items() if each is not None})
+        return rank_line(
+            found,
+            number,
+            rank,
+            step,
+            components={key: each for key, each in held.items() if each is not None},
+        )
 
     return change
 
@@ -39,12 +58,20 @@ def components(number: int, rank: int, step: int, name: str, value: str | None) 
 def saved(number: int, **changes: str | None) -> Records:
     """Other digests in what supervisor.json says of the state resumed from; None: none."""
     return lambda found: attempts(
-        found, number, resumed_state={key: each for key, each in (found.attempts[number].resumed_state | changes).items() if each is not None}
+        found,
+        number,
+        resumed_state={
+            key: each
+            for key, each in (found.attempts[number].resumed_state | changes).items()
+            if each is not None
+        },
     )
 
 
 def held(found: RunRecords, number: int, rank: int, **changes: str) -> RunRecords:
-    return restored(found, number, rank, state=replace(found.logs(number).restored[rank].state, **changes))
+    return restored(
+        found, number, rank, state=replace(found.logs(number).restored[rank].state, **changes)
+    )
 
 
 def ends(rank: int, **changes: str) -> Records:
@@ -52,7 +79,10 @@ def ends(rank: int, **changes: str) -> Records:
 
     def change(found: RunRecords) -> RunRecords:
         assert found.final is not None
-        ranks = tuple(replace(state, **changes) if state.rank == rank else state for state in found.final.ranks)
+        ranks = tuple(
+            replace(state, **changes) if state.rank == rank else state
+            for state in found.final.ranks
+        )
         return left(found, 2, final=replace(found.final, ranks=ranks))
 
     return change
@@ -71,13 +101,17 @@ STATES: dict[str, Row] = {
             state_consistent,
             "states",
             components(1, 1, 8, name, None),
-            f"step 8 of attempt 1 rank 1 has digests of {len(RANK_COMPONENTS) - 1} components, a state has {len(RANK_COMPONENTS)}",
+            f"step 8 of attempt 1 rank 1 has digests of {len(RANK_COMPONENTS) - 1} components, a"
+            f" state has {len(RANK_COMPONENTS)}",
         )
         for name in RANK_COMPONENTS
     },
     **{
         f"a digest of {name} that is none": Row(
-            state_consistent, "states", components(1, 1, 8, name, "x"), f"step 8 of attempt 1 rank 1 has a digest of {name} that is none"
+            state_consistent,
+            "states",
+            components(1, 1, 8, name, "x"),
+            f"step 8 of attempt 1 rank 1 has a digest of {name} that is none",
         )
         for name in RANK_COMPONENTS
     },
@@ -98,19 +132,26 @@ STATES: dict[str, Row] = {
         state_consistent,
         "states",
         lambda found: rank_line(found, 1, 1, 8, state_digest=OTHER),
-        "step 8 of attempt 1 rank 1 has the digests by component of step 8 of attempt 0 rank 0, and another digest of the state",
+        "step 8 of attempt 1 rank 1 has the digests by component of step 8 of attempt 0 rank 0, and"
+        " another digest of the state",
     ),
     **{
         f"other {name} under the digest of the same state": Row(
             state_consistent,
             "states",
             components(2, 1, 21, name, OTHER),
-            "step 21 of attempt 2 rank 1 has the digest of the state of step 21 of attempt 2 rank 0, and other digests by component",
+            "step 21 of attempt 2 rank 1 has the digest of the state of step 21 of attempt 2 rank"
+            " 0, and other digests by component",
         )
         for name in ("parameters", "buffers", "optimizer")
     },
     **{
-        f"ranks of other {name}": Row(state_consistent, "states", components(2, 1, 21, name, OTHER), f"{APART}: rank 1 differs in {name}")
+        f"ranks of other {name}": Row(
+            state_consistent,
+            "states",
+            components(2, 1, 21, name, OTHER),
+            f"{APART}: rank 1 differs in {name}",
+        )
         for name in ("parameters", "optimizer", "train")
     },
     **{
@@ -120,23 +161,36 @@ STATES: dict[str, Row] = {
             lambda found, field=field: rank_line(found, 2, 1, 21, **{field: 1.5}),
             f"{APART}: rank 1 differs in {name}",
         )
-        for name, field in (("learning rate", "lr"), ("loss scale", "loss_scale"), ("growth tracker", "growth_tracker"))
+        for name, field in (
+            ("learning rate", "lr"),
+            ("loss scale", "loss_scale"),
+            ("growth tracker", "growth_tracker"),
+        )
     },
     **{
         f"an end of other {name}": Row(
-            state_consistent, "states", ends(1, **{name: OTHER}), f"the end of rank 1 differs in {name} from what it logged after step 24"
+            state_consistent,
+            "states",
+            ends(1, **{name: OTHER}),
+            f"the end of rank 1 differs in {name} from what it logged after step 24",
         )
         for name in RANK_COMPONENTS
     },
     **{
         f"two ends of rank 0 by its {name}": Row(
-            state_consistent, "states", ends(0, **{name: OTHER}), f"final.json names two ends of rank 0, which differ in {name}"
+            state_consistent,
+            "states",
+            ends(0, **{name: OTHER}),
+            f"final.json names two ends of rank 0, which differ in {name}",
         )
         for name in ("parameters", "buffers", "optimizer")
     },
     **{
         f"ranks that end with other {name}": Row(
-            state_consistent, "states", ends(1, **{name: OTHER}), f"the end of rank 1 differs from that of rank 0 in {name}"
+            state_consistent,
+            "states",
+            ends(1, **{name: OTHER}),
+            f"the end of rank 1 differs from that of rank 0 in {name}",
         )
         for name in ("parameters", "optimizer", "train")
     },
@@ -176,32 +230,39 @@ STATES: dict[str, Row] = {
         state_restored,
         "states",
         lambda found: ordered(found, 1, restored_digests=False),
-        "launch.json of attempt 1 asks the ranks for no digest of what they restored, which every launch does",
+        "launch.json of attempt 1 asks the ranks for no digest of what they restored, which every"
+        " launch does",
     ),
     "a state of what was not resumed from": Row(
         state_restored,
         "states",
         lambda found: attempts(found, 0, resumed_state=found.attempts[1].resumed_state),
-        "attempt 0 resumed from no checkpoint and no snapshot, and supervisor.json says what that held",
+        "attempt 0 resumed from no checkpoint and no snapshot, and supervisor.json says what that"
+        " held",
     ),
     **{
         f"a resumed state without {name}": Row(
             state_restored,
             "states",
             saved(1, **{name: None}),
-            f"attempt 1 resumed from what 2 ranks saved, and supervisor.json lacks the digest of {name}",
+            "attempt 1 resumed from what 2 ranks saved, and supervisor.json lacks the digest of"
+            f" {name}",
         )
         for name in ("parameters", "buffers", "optimizer", "train", "rng.rank0", "rng.rank1")
     },
     "a resumed state with a digest that is none": Row(
-        state_restored, "states", saved(1, buffers="x"), "attempt 1 resumed from 'buffers' with the digest 'x' by supervisor.json"
+        state_restored,
+        "states",
+        saved(1, buffers="x"),
+        "attempt 1 resumed from 'buffers' with the digest 'x' by supervisor.json",
     ),
     **{
         f"another {name} than the checkpoint holds": Row(
             state_restored,
             "states",
             saved(2, **{name: OTHER}),
-            f"attempt 2 resumed from other {name} by supervisor.json than checkpoints/step_00000018 holds",
+            f"attempt 2 resumed from other {name} by supervisor.json than checkpoints/step_00000018"
+            " holds",
         )
         for name in ("parameters", "buffers", "optimizer", "rng.rank1")
     },
@@ -245,12 +306,17 @@ STATES: dict[str, Row] = {
             lambda found, changes=changes: restored(found, 1, 1, **changes),
             f"restored_rank1.json of attempt 1 is of attempt {place[0]}, step {place[1]}, rank 1",
         )
-        for name, changes, place in (("attempt", {"attempt": 0}, (0, 6)), ("step", {"global_step": 7}, (1, 7)))
+        for name, changes, place in (
+            ("attempt", {"attempt": 0}, (0, 6)),
+            ("step", {"global_step": 7}, (1, 7)),
+        )
     },
     "restored by another rank": Row(
         state_restored,
         "states",
-        lambda found: left(found, 1, restored={0: found.logs(1).restored[0], 1: found.logs(1).restored[0]}),
+        lambda found: left(
+            found, 1, restored={0: found.logs(1).restored[0], 1: found.logs(1).restored[0]}
+        ),
         "restored_rank1.json of attempt 1 is of attempt 1, step 6, rank 0",
     ),
     "nothing restored by a rank": Row(
@@ -271,13 +337,27 @@ STATES: dict[str, Row] = {
 
 
 def waited(found: RunRecords, **changes: Any) -> RunRecords:
-    """Rank 0 waited for the copy of step 18, for the first 5 ms of its 20 ms of computing after the save."""
+    """Rank 0 waited for the copy of step 18, for the first 5 ms of its 20 ms of computing after the
+    save.
+    """
     spans = found.logs(1).spans.events
-    place = next(n for n, each in enumerate(spans) if each.category == "compute" and each.global_step == 19)
+    place = next(
+        n for n, each in enumerate(spans) if each.category == "compute" and each.global_step == 19
+    )
     start, own = spans[place].start, spans[place]
-    cut = (*spans[:place], replace(own, category="write_wait", end=start + 0.005), replace(own, start=start + 0.005), *spans[place + 1 :])
+    cut = (
+        *spans[:place],
+        replace(own, category="write_wait", end=start + 0.005),
+        replace(own, start=start + 0.005),
+        *spans[place + 1 :],
+    )
     found = left(found, 1, spans=replace(found.logs(1).spans, events=cut))
-    stall = {"event": "waited", "stall_s": 0.005, "stall_parts": {COPY_WAIT: 0.005}, "at": start + 0.006} | changes
+    stall = {
+        "event": "waited",
+        "stall_s": 0.005,
+        "stall_parts": {COPY_WAIT: 0.005},
+        "at": start + 0.006,
+    } | changes
     return appended(found, 1, "released", 18, **stall)
 
 
@@ -286,7 +366,8 @@ SECONDS: dict[str, Row] = {
         time_conserved,
         "blk",
         lambda found: waited(found, stall_parts={"barrier": 0.005}),
-        "the stall of step 18 in attempt 1 has ['barrier'] as what was waited for after it, not copy_wait",
+        "the stall of step 18 in attempt 1 has ['barrier'] as what was waited for after it, not"
+        " copy_wait",
         None,
     ),
     "a wait that its part does not add up to": Row(
@@ -317,10 +398,16 @@ SECONDS: dict[str, Row] = {
         "the stalls of 1 of 4 checkpoints are not split into parts, those of the others are",
     ),
     "a span of another attempt": Row(
-        time_conserved, "blk", lambda found: span(found, 1, 3, attempt=0), "attempt 1 rank 0 has a span that cannot be: compute of attempt 0"
+        time_conserved,
+        "blk",
+        lambda found: span(found, 1, 3, attempt=0),
+        "attempt 1 rank 0 has a span that cannot be: compute of attempt 0",
     ),
     "a span of no category": Row(
-        time_conserved, "blk", lambda found: span(found, 1, 3, category="sleep"), "attempt 1 rank 0 has a span that cannot be: sleep of attempt 1"
+        time_conserved,
+        "blk",
+        lambda found: span(found, 1, 3, category="sleep"),
+        "attempt 1 rank 0 has a span that cannot be: sleep of attempt 1",
     ),
     "a span of no length": Row(
         time_conserved,
@@ -341,7 +428,10 @@ SECONDS: dict[str, Row] = {
         "the spans of attempt 1 rank 0 begin with import of step 0",
     ),
     "a step booked after the next": Row(
-        time_conserved, "blk", lambda found: span(found, 1, 3, global_step=9), "attempt 1 rank 0 books step 7 after step 9"
+        time_conserved,
+        "blk",
+        lambda found: span(found, 1, 3, global_step=9),
+        "attempt 1 rank 0 books step 7 after step 9",
     ),
     "a step logged in what is no computing": Row(
         time_conserved,
@@ -357,7 +447,10 @@ SECONDS: dict[str, Row] = {
         right=(lambda found: span(found, 0, -1, category="load"),),
     ),
     "an order without its time": Row(
-        time_conserved, "states", lambda found: ordered(found, 1, at=0.0), "launch.json of attempt 1 does not say when it was written"
+        time_conserved,
+        "states",
+        lambda found: ordered(found, 1, at=0.0),
+        "launch.json of attempt 1 does not say when it was written",
     ),
 }
 ROWS = {**STATES, **SECONDS}

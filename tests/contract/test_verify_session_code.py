@@ -1,4 +1,6 @@
-"""A run that went on under other code: the verdict names the attempts, and what is exact stays valid."""
+"""A run that went on under other code: the verdict names the attempts, and what is exact stays
+valid.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.digests import source_sha256
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, read_record, with_phases
+from ecrl_cli.supervision.attempts.supervisor_record import (
+    SupervisorRecordWriter,
+    read_record,
+    with_phases,
+)
 from ecrl_cli.verify.verdict import VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
@@ -46,7 +52,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
     edit_json(layout.supervisor, parted)
     record = read_record(layout)
-    write_json(layout.supervisor, encode(replace(record, attempts=with_phases(layout, record.attempts))))
+    write_json(
+        layout.supervisor, encode(replace(record, attempts=with_phases(layout, record.attempts)))
+    )
     write_json(layout.metrics, metrics_document(load(layout)))
     return layout
 
@@ -57,10 +65,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
         ((OLD, NEW), "attempts 0 to 1 ran code 'aaaaaaaaaaaa', attempt 2 ran code 'bbbbbbbbbbbb'"),
         ((OLD, OLD), ""),
         (("", ""), ""),
-        (("", NEW), "attempts 0 to 1 ran code that is not on record, attempt 2 ran code 'bbbbbbbbbbbb'"),
+        (
+            ("", NEW),
+            "attempts 0 to 1 ran code that is not on record, attempt 2 ran code 'bbbbbbbbbbbb'",
+        ),
     ],
 )
-def test_attempts_of_other_code_are_named_and_change_no_status(run: RunLayout, codes: tuple[str, str], told: str) -> None:
+def test_attempts_of_other_code_are_named_and_change_no_status(
+    run: RunLayout, codes: tuple[str, str], told: str
+) -> None:
     def name(record: dict[str, list[dict[str, str]]]) -> None:
         for session, code in zip(record["sessions"], codes, strict=True):
             session["code"] = code

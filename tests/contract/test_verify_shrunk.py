@@ -1,4 +1,6 @@
-"""A run that lost a node and went on with fewer ranks is judged by the ranks it had, if it was allowed to shrink, and only then."""
+"""A run that lost a node and went on with fewer ranks is judged by the ranks it had, if it was
+allowed to shrink, and only then.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,15 @@ from tests.runs.spoilt import attempts
 
 
 def shrunk(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str, steps: tuple[int, ...] = (15,), harmless: int = -1
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    on_node_loss: str,
+    steps: tuple[int, ...] = (15,),
+    harmless: int = -1,
 ) -> RunLayout:
-    """Two ranks die after step 15; one goes on after the checkpoint of step 12, because the node of the other does not answer.
+    """Two ranks die after step 15; one goes on after the checkpoint of step 12, because the node of
+    the other does not answer.
 
     `harmless`: the entry of the plan that misses its rank.
     """
@@ -57,7 +65,9 @@ def finding(verdict: Verdict, promise: str) -> Finding:
 
 def assert_kept(verdict: Verdict) -> None:
     """All promises, as far as a run alone can keep them."""
-    assert {found.promise for found in verdict.findings if found.status not in (VALID, NOT_CHECKED)} == {"same-trajectory"}, render(verdict)
+    assert {
+        found.promise for found in verdict.findings if found.status not in (VALID, NOT_CHECKED)
+    } == {"same-trajectory"}, render(verdict)
     assert finding(verdict, "same-trajectory").status == UNKNOWN
 
 
@@ -67,7 +77,9 @@ def test_one_that_may_shrink_is_valid(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("nodes", "on_node_loss"), [(2, "requeue"), (1, "shrink")])
-def test_one_that_may_not_is_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str) -> None:
+def test_one_that_may_not_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, on_node_loss: str
+) -> None:
     verdict = verify_run(shrunk(tmp_path, monkeypatch, nodes, on_node_loss).root)
     assert records(verdict) == INVALID, render(verdict)
 
@@ -79,7 +91,9 @@ def test_nobody_may_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert records(verify_run(run.root)) == INVALID
 
 
-@pytest.mark.parametrize(("nodes", "silent"), [([], []), (["a"], []), ([], ["b"]), (["a", "b"], ["c"])])
+@pytest.mark.parametrize(
+    ("nodes", "silent"), [([], []), (["a"], []), ([], ["b"]), (["a", "b"], ["c"])]
+)
 def test_none_shrinks_without_a_node_that_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], silent: list[str]
 ) -> None:
@@ -88,10 +102,15 @@ def test_none_shrinks_without_a_node_that_did_not_answer(
     assert records(verify_run(run.root)) == INVALID
 
 
-def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verdict = verify_run(shrunk(tmp_path, monkeypatch, 2, "shrink", (15, 20)).root)
     assert_kept(verdict)
-    assert "entry 1 did not fire: rank 1 had gone with a node, 1 rank did step 20" in finding(verdict, "failures-once").evidence
+    assert (
+        "entry 1 did not fire: rank 1 had gone with a node, 1 rank did step 20"
+        in finding(verdict, "failures-once").evidence
+    )
 
 
 def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +118,17 @@ def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = shrunk(tmp_path / "counts", monkeypatch, 2, "shrink", (12, 20))
     run.fired_entry(0).unlink()
     passed = shrunk(tmp_path / "again", monkeypatch, 2, "shrink", (13, 15), harmless=0)
-    for verdict in (finding(verify_run(run.root), "failures-once"), finding(verify_run(passed.root), "failures-once")):
+    for verdict in (
+        finding(verify_run(run.root), "failures-once"),
+        finding(verify_run(passed.root), "failures-once"),
+    ):
         assert verdict.status == INVALID and "entries [0] never fired" in verdict.message
 
 
-def test_nothing_is_excused_where_no_node_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = finding(verify_run(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once")
+def test_nothing_is_excused_where_no_node_may_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = finding(
+        verify_run(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once"
+    )
     assert verdict.status == INVALID and "entries [1] never fired" in verdict.message

@@ -1,4 +1,6 @@
-"""A good recorded run is spoilt in one way at a time, and the verdict names the promise that it broke."""
+"""A good recorded run is spoilt in one way at a time, and the verdict names the promise that it
+broke.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,19 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, build_clean, build_ref, build_refused
 from tests.runs.said import SAID
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at
-from tests.runs.spoilt import ALONE, ALSO_BROKEN, ONCE, SPOILT, TIME, TRAJECTORY, WORDS, Spoil, attempts, never_committed, two_states
+from tests.runs.spoilt import (
+    ALONE,
+    ALSO_BROKEN,
+    ONCE,
+    SPOILT,
+    TIME,
+    TRAJECTORY,
+    WORDS,
+    Spoil,
+    attempts,
+    never_committed,
+    two_states,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +52,12 @@ def sweep(recorded: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def verdict_on(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Verdict]:
-    """The verdict on the struck run spoilt in the way of that name: each is judged once, beside good runs that stay and are judged once too."""
+def verdict_on(
+    recorded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Verdict]:
+    """The verdict on the struck run spoilt in the way of that name: each is judged once, beside
+    good runs that stay and are judged once too.
+    """
     sweep = tmp_path_factory.mktemp("spoilt") / "sweep"
     shutil.copytree(recorded, sweep, symlinks=True)
     beside, known = ("ref", "clean", "refused"), References()
@@ -52,7 +70,9 @@ def verdict_on(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
         shutil.copytree(recorded / "blk", sweep / "blk", symlinks=True)
         SPOILT[name][0](RunLayout(sweep / "blk"))
         made = verify_run(sweep / "blk", known=known)
-        assert stamps(sweep, beside) == untouched, "a run that every verdict here relies on was spoilt"
+        assert stamps(sweep, beside) == untouched, (
+            "a run that every verdict here relies on was spoilt"
+        )
         return made
 
     return verdict
@@ -60,7 +80,11 @@ def verdict_on(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 def stamps(sweep: Path, runs: tuple[str, ...]) -> dict[Path, tuple[int, int]]:
     """Size and time of the last change of every file."""
-    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for name in runs for path in (sweep / name).rglob("*")}
+    return {
+        path: (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for name in runs
+        for path in (sweep / name).rglob("*")
+    }
 
 
 def found(verdict: Verdict, promise: str) -> Finding:
@@ -77,12 +101,16 @@ def test_an_untouched_run_is_valid(sweep: Path, name: str, alone: bool) -> None:
     struck = name in ("blk", "refused")
     assert verdict.status == (UNKNOWN if alone and struck else VALID), render(verdict)
     assert verdict.reference == ("" if alone else "clean" if name == "ref" else "ref")
-    assert found(verdict, TRAJECTORY).status == (VALID if not alone else UNKNOWN if struck else NOT_CHECKED)
+    assert found(verdict, TRAJECTORY).status == (
+        VALID if not alone else UNKNOWN if struck else NOT_CHECKED
+    )
     assert {f.status for f in verdict.findings if f.promise != TRAJECTORY} <= {VALID, NOT_CHECKED}
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_spoilt_run_is_caught_by_the_promise_it_broke(verdict_on: Callable[[str], Verdict], name: str) -> None:
+def test_a_spoilt_run_is_caught_by_the_promise_it_broke(
+    verdict_on: Callable[[str], Verdict], name: str
+) -> None:
     _, promise, status = SPOILT[name]
     verdict = verdict_on(name)
     finding = found(verdict, promise)
@@ -91,13 +119,20 @@ def test_a_spoilt_run_is_caught_by_the_promise_it_broke(verdict_on: Callable[[st
     opening = "Broke promise: " if status == INVALID else ""
     assert finding.message.startswith(f"{opening}{promise} - "), render(verdict)
     assert finding.message in render(verdict)
-    assert render(verdict).splitlines()[1].lstrip().startswith(verdict.status), "what decided comes first"
-    assert any(WORDS.get(name, "") in text for text in (finding.message, *finding.evidence)), render(verdict)
+    assert render(verdict).splitlines()[1].lstrip().startswith(verdict.status), (
+        "what decided comes first"
+    )
+    assert any(WORDS.get(name, "") in text for text in (finding.message, *finding.evidence)), (
+        render(verdict)
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in SPOILT if name not in WORDS])  # those look at no reference
+# those look at no reference
+@pytest.mark.parametrize("name", [name for name in SPOILT if name not in WORDS])
 def test_it_is_caught_without_a_reference_too(recorded: Path, tmp_path: Path, name: str) -> None:
-    """Some other promise may have to catch it: the chain of lines, the end state in the last checkpoint."""
+    """Some other promise may have to catch it: the chain of lines, the end state in the last
+    checkpoint.
+    """
     spoil, promise, status = SPOILT[name]
     copied = Path(shutil.copytree(recorded / "blk", tmp_path / "sweep" / "blk", symlinks=True))
     (tmp_path / "sweep" / "ref").symlink_to(recorded / "ref")  # some take a part of another run
@@ -114,7 +149,11 @@ def test_it_is_caught_without_a_reference_too(recorded: Path, tmp_path: Path, na
         never_committed,
         lambda run: shutil.rmtree(run.checkpoints / "step_00000018"),
     ],
-    ids=["a skipped checkpoint on no record", "a skipped checkpoint never committed", "what replaced it is gone"],
+    ids=[
+        "a skipped checkpoint on no record",
+        "a skipped checkpoint never committed",
+        "what replaced it is gone",
+    ],
 )
 def test_a_refused_checkpoint_leaves_a_trace(sweep: Path, spoil: Spoil) -> None:
     spoil(RunLayout(sweep / "refused"))
@@ -128,9 +167,14 @@ def test_another_checkpoint_of_the_same_run_is_told_apart(sweep: Path, tmp_path:
         name = f"step_{step:08d}"
         shutil.rmtree(sweep / "blk" / "checkpoints" / name)
         shutil.copytree(other.checkpoints / name, sweep / "blk" / "checkpoints" / name)
-    said = "\n".join(text for f in verify_run(sweep / "blk").findings for text in (f.message, *f.evidence))
+    said = "\n".join(
+        text for f in verify_run(sweep / "blk").findings for text in (f.message, *f.evidence)
+    )
     assert "checkpoints/step_00000018 is not the checkpoint that attempt 2 resumed from" in said
-    assert "step 18 was committed as" in said and "checkpoints/step_00000024 is committed on disk and no line acknowledges it" in said
+    assert (
+        "step 18 was committed as" in said
+        and "checkpoints/step_00000024 is committed on disk and no line acknowledges it" in said
+    )
     assert "checkpoints/step_00000024 follows the commit" in said
 
 
@@ -156,19 +200,28 @@ def test_a_line_torn_by_the_fault_is_no_broken_promise(sweep: Path, rank: int) -
 
 
 @pytest.mark.parametrize(("name", "said"), SAID)
-def test_the_verdict_says_what_was_found(verdict_on: Callable[[str], Verdict], name: str, said: str) -> None:
+def test_the_verdict_says_what_was_found(
+    verdict_on: Callable[[str], Verdict], name: str, said: str
+) -> None:
     verdict = verdict_on(name)
     told = [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
     assert any(said in text for text in told), render(verdict)
 
 
 def test_a_failure_that_strikes_where_an_attempt_resumes_needs_no_line_of_it(sweep: Path) -> None:
-    """Attempt 0 was stopped after step 6 and before the fault; attempt 1 resumed there and was struck at once."""
+    """Attempt 0 was stopped after step 6 and before the fault; attempt 1 resumed there and was
+    struck at once.
+    """
     layout = RunLayout(sweep / "blk")
     edit_json(layout.fired_entry(0), lambda fired: fired | {"attempt": 1, "global_step": 6})
     for rank in range(2):
         layout.attempt(1).rank(rank).write_text("")
-    texts = [text for f in verify_run(sweep / "blk").findings if f.promise == "failures-once" for text in (f.message, *f.evidence)]
+    texts = [
+        text
+        for f in verify_run(sweep / "blk").findings
+        if f.promise == "failures-once"
+        for text in (f.message, *f.evidence)
+    ]
     assert not any("entry 0 fired" in text and "log" in text for text in texts), texts
 
 
@@ -178,15 +231,24 @@ def test_a_failed_save_that_recovery_found_whole_has_one_end(sweep: Path) -> Non
     late = line_at(log, 18)
     assert late["event"] == "submitted"
     committed = {"reason": FOUND, "write_s": 0.0, "hash_s": 0.0, "commit_s": 0.0}
-    edit_lines(log, lambda line: line | committed if line["event"] == "committed" and line["global_step"] == 18 else line)
+    edit_lines(
+        log,
+        lambda line: (
+            line | committed if line["event"] == "committed" and line["global_step"] == 18 else line
+        ),
+    )
     append(
-        log, {name: late[name] for name in ("global_step", "attempt", "at", "time")} | {"event": "failed", "reason": "E-storage checkpoints: fsync"}
+        log,
+        {name: late[name] for name in ("global_step", "attempt", "at", "time")}
+        | {"event": "failed", "reason": "E-storage checkpoints: fsync"},
     )
     assert found(verify_run(sweep / "blk"), "checkpoints-accounted").status == VALID
 
 
 @pytest.mark.parametrize(("mode", "status"), [("atomic_dirsync", INVALID), ("unsafe", NOT_CHECKED)])
-def test_an_acknowledged_checkpoint_that_recovery_missed_is_a_loss(sweep: Path, mode: str, status: str) -> None:
+def test_an_acknowledged_checkpoint_that_recovery_missed_is_a_loss(
+    sweep: Path, mode: str, status: str
+) -> None:
     layout = RunLayout(sweep / "refused")
     gone = {"path": "checkpoints/step_00000018", "layer": "file", "reason": GONE}
     attempts(layout, lambda found: found[2].update(rejected=[gone]))
@@ -199,42 +261,68 @@ def test_an_acknowledged_checkpoint_that_recovery_missed_is_a_loss(sweep: Path, 
 def test_duplicates_are_counted_from_what_was_logged(sweep: Path) -> None:
     """Rank 0 consumes step 2's shard again at step 5: four samples twice, four never."""
     layout = RunLayout(sweep / "blk")
-    edit_lines(layout.attempt(0).rank(0), at_step(5, sample_ids_hash=line_at(layout.attempt(0).rank(0), 2)["sample_ids_hash"]))
+    edit_lines(
+        layout.attempt(0).rank(0),
+        at_step(5, sample_ids_hash=line_at(layout.attempt(0).rank(0), 2)["sample_ids_hash"]),
+    )
     finding = found(verify_run(sweep / "blk"), ONCE)
     assert "epoch 0: duplicates 4, missing 4, extra 0" in (finding.message, *finding.evidence)
 
 
 @pytest.mark.parametrize(("bug_from", "first"), [(7, 7), (12, 12), (22, 22)])
-def test_a_recovery_that_changes_the_trajectory_is_named_by_its_first_step(sweep: Path, bug_from: int, first: int) -> None:
-    """Every sample id is right, every checkpoint is whole: only the comparison with the reference knows, and it says where."""
+def test_a_recovery_that_changes_the_trajectory_is_named_by_its_first_step(
+    sweep: Path, bug_from: int, first: int
+) -> None:
+    """Every sample id is right, every checkpoint is whole: only the comparison with the reference
+    knows, and it says where.
+    """
     build_blk(sweep, "buggy", bug_from=bug_from)
     finding = found(verify_run(sweep / "buggy"), TRAJECTORY)
     assert finding.status == INVALID
     said = (finding.message, *finding.evidence)
-    assert any(f"the first differing step is step {first} at the latest, component loss" in text for text in said)
-    assert any(text.startswith("noise floor: ref and clean, both undisturbed, are equal") for text in said)
+    assert any(
+        f"the first differing step is step {first} at the latest, component loss" in text
+        for text in said
+    )
+    assert any(
+        text.startswith("noise floor: ref and clean, both undisturbed, are equal") for text in said
+    )
 
 
 def test_the_state_differs_before_the_loss_does(sweep: Path) -> None:
-    """What a recovery lost in an update shows in the state of that step and in the loss of the next."""
+    """What a recovery lost in an update shows in the state of that step and in the loss of the
+    next.
+    """
     shutil.rmtree(sweep / "ref")
-    logs = [RunLayout(sweep / "clean").attempt(0).rank(0), RunLayout(sweep / "blk").attempt(1).rank(0)]
+    logs = [
+        RunLayout(sweep / "clean").attempt(0).rank(0),
+        RunLayout(sweep / "blk").attempt(1).rank(0),
+    ]
     for log, state in zip(logs, ("a", "b"), strict=True):
         edit_lines(log, at_step(11, state_digest=state * 64))
     edit_lines(logs[1], at_step(12, loss=0.5))
     finding = found(verify_run(sweep / "blk"), TRAJECTORY)
-    assert "the first differing step is step 11 at the latest, component state (rank 0)" in finding.message
+    assert (
+        "the first differing step is step 11 at the latest, component state (rank 0)"
+        in finding.message
+    )
     assert any("step 12 at the latest, component loss" in text for text in finding.evidence)
 
 
 def test_equal_states_before_it_make_the_first_differing_step_certain(sweep: Path) -> None:
     shutil.rmtree(sweep / "ref")
-    logs = [RunLayout(sweep / "clean").attempt(0).rank(0), RunLayout(sweep / "blk").attempt(1).rank(0)]
+    logs = [
+        RunLayout(sweep / "clean").attempt(0).rank(0),
+        RunLayout(sweep / "blk").attempt(1).rank(0),
+    ]
     for log, state in zip(logs, ("a", "b"), strict=True):
         for rank in (0, 1):
             edit_lines(log.with_name(f"rank{rank}.jsonl"), at_step(10, state_digest="c" * 64))
         edit_lines(log, at_step(11, state_digest=state * 64))
-    assert "the first differing step is step 11, component state (rank 0)" in found(verify_run(sweep / "blk"), TRAJECTORY).message
+    assert (
+        "the first differing step is step 11, component state (rank 0)"
+        in found(verify_run(sweep / "blk"), TRAJECTORY).message
+    )
 
 
 def test_a_replay_that_goes_another_way_needs_no_reference(tmp_path: Path) -> None:
@@ -254,7 +342,10 @@ def test_ranks_with_buffers_of_their_own_may_differ_after_a_step(sweep: Path) ->
 
 
 def test_an_undisturbed_run_that_ends_elsewhere_does_not_pass(sweep: Path) -> None:
-    edit_json(RunLayout(sweep / "clean").attempt(0).final, lambda final: final | {"parameters_digest": "0" * 64})
+    edit_json(
+        RunLayout(sweep / "clean").attempt(0).final,
+        lambda final: final | {"parameters_digest": "0" * 64},
+    )
     finding = found(verify_run(sweep / "clean"), TRAJECTORY)
     assert finding.status == INVALID and "the final parameters differ" in finding.message
 

@@ -1,4 +1,6 @@
-"""Stalls that are split into parts, and those of older records that are not; checkpoints of format=torch in a recorded run."""
+"""Stalls that are split into parts, and those of older records that are not; checkpoints of
+format=torch in a recorded run.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,35 @@ def test_the_parts_of_every_stall_add_up(run: RunLayout) -> None:
 
 def test_an_older_record_without_parts_is_judged_as_before(run: RunLayout) -> None:
     def older(line: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in line.items() if name not in ("stall_parts", "hash_s")}
+        return {
+            name: value for name, value in line.items() if name not in ("stall_parts", "hash_s")
+        }
 
     for attempt in range(3):
         edit_lines(run.attempt(attempt).checkpoints, older)
     finding = time_of(verify_run(run.root))
-    assert finding.status == VALID and finding.message.endswith("; how 4 stalls are made up was not recorded")
+    assert finding.status == VALID and finding.message.endswith(
+        "; how 4 stalls are made up was not recorded"
+    )
 
 
 def test_a_run_with_an_honest_torch_file_is_valid(run: RunLayout) -> None:
     """Alone: nobody vouches for its trajectory."""
     as_torch_file(run)
     verdict = verify_run(run.root)
-    wrong = {finding.promise: finding.status for finding in verdict.findings if finding.status not in (VALID, NOT_CHECKED)}
+    wrong = {
+        finding.promise: finding.status
+        for finding in verdict.findings
+        if finding.status not in (VALID, NOT_CHECKED)
+    }
     assert wrong == {"same-trajectory": UNKNOWN}, render(verdict)
 
 
 def test_a_torch_file_that_was_set_aside_is_examined_with_its_sidecar(run: RunLayout) -> None:
     as_torch_file(run)
     for suffix in ("pt", "json"):
-        (run.checkpoints / f"step_00000024.{suffix}").rename(run.checkpoints / f".rejected_step_00000024.0badcafe.{suffix}")
+        (run.checkpoints / f"step_00000024.{suffix}").rename(
+            run.checkpoints / f".rejected_step_00000024.0badcafe.{suffix}"
+        )
     (found,) = quarantined(load(run))
     assert (found.step, found.report.ok) == (24, True), found.report

@@ -1,4 +1,6 @@
-"""The referee compares the state of all ranks, the schedule and train.json, and names what differs. A run without such records is judged without."""
+"""The referee compares the state of all ranks, the schedule and train.json, and names what differs.
+A run without such records is judged without.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdic
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, config_of
 from tests.runs.spoil import edit_json, edit_lines, line_at
-from tests.runs.spoilt_states import SPOILT_AUTO, SPOILT_STATES, SPOILT_TRAIN, STATE, StateBuilder, build_states, logged, without_undue_digests
+from tests.runs.spoilt_states import (
+    SPOILT_AUTO,
+    SPOILT_STATES,
+    SPOILT_TRAIN,
+    STATE,
+    StateBuilder,
+    build_states,
+    logged,
+    without_undue_digests,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +54,13 @@ def told(finding: Finding) -> str:
 
 @pytest.mark.parametrize("name", ["ref", "blk", "auto"])
 def test_an_untouched_run_is_valid(recorded: Path, name: str) -> None:
-    verdict = verify_run(recorded / name, recorded / ("blk" if name == "ref" else "ref") if name != "ref" else None)
+    verdict = verify_run(
+        recorded / name, recorded / ("blk" if name == "ref" else "ref") if name != "ref" else None
+    )
     assert verdict.status == VALID and found(verdict).status == VALID, render(verdict)
-    assert found(verdict).message.startswith("ranks agree after 24 steps and at the end; the learning rate on"), render(verdict)
+    assert found(verdict).message.startswith(
+        "ranks agree after 24 steps and at the end; the learning rate on"
+    ), render(verdict)
 
 
 @pytest.mark.parametrize("name", SPOILT_STATES)
@@ -53,7 +68,9 @@ def test_a_spoilt_state_is_named(sweep: Path, name: str) -> None:
     spoil, promise, status, words = SPOILT_STATES[name]
     spoil(RunLayout(sweep / "blk"))
     verdict = verify_run(sweep / "blk", sweep / "ref")
-    assert found(verdict, promise).status == status and words in told(found(verdict, promise)), render(verdict)
+    assert found(verdict, promise).status == status and words in told(found(verdict, promise)), (
+        render(verdict)
+    )
 
 
 @pytest.mark.parametrize("name", SPOILT_TRAIN)
@@ -75,7 +92,9 @@ def test_digests_that_are_due_are_asked_for(sweep: Path, name: str) -> None:
 def test_digests_that_are_not_due_may_be_left_out(sweep: Path) -> None:
     without_undue_digests(RunLayout(sweep / "auto"))
     finding = found(verify_run(sweep / "auto", sweep / "ref"))
-    assert finding.status == VALID and finding.message.startswith("ranks agree after 11 steps and at the end"), finding
+    assert finding.status == VALID and finding.message.startswith(
+        "ranks agree after 11 steps and at the end"
+    ), finding
 
 
 def test_a_difference_behind_steps_without_digests_is_told_as_the_latest(sweep: Path) -> None:
@@ -86,15 +105,32 @@ def test_a_difference_behind_steps_without_digests_is_told_as_the_latest(sweep: 
     assert finding.status == INVALID and words in told(finding), finding
 
 
-@pytest.mark.parametrize(("decay", "precision", "wrong"), [(5e-4, "fp32", True), (0.0, "fp32", False), (5e-4, "fp16", False)])
-def test_a_step_that_is_logged_and_not_applied_breaks_it(decay: float, precision: str, wrong: bool, tmp_path: Path) -> None:
-    """On all ranks alike, after the last recovery: nothing repeats the step, and nothing else is there to compare with."""
-    config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true", precision=precision)
-    run = StateBuilder(tmp_path / "blk", replace(config, optimizer=replace(config.optimizer, weight_decay=decay))).build()
+@pytest.mark.parametrize(
+    ("decay", "precision", "wrong"),
+    [(5e-4, "fp32", True), (0.0, "fp32", False), (5e-4, "fp16", False)],
+)
+def test_a_step_that_is_logged_and_not_applied_breaks_it(
+    decay: float, precision: str, wrong: bool, tmp_path: Path
+) -> None:
+    """On all ranks alike, after the last recovery: nothing repeats the step, and nothing else is
+    there to compare with.
+    """
+    config = replace(
+        config_of("blk", "kill", (9, 20), 1), state_digests="true", precision=precision
+    )
+    run = StateBuilder(
+        tmp_path / "blk", replace(config, optimizer=replace(config.optimizer, weight_decay=decay))
+    ).build()
     held = line_at(run.attempt(2).rank(0), 21)["components"]["parameters"]
     for rank in (0, 1):
-        edit_lines(run.attempt(2).rank(rank), lambda line: repeated(line, held) if line["global_step"] == 22 else line)
-    text = "rank 0 of attempt 2 holds the same parameters after step 22 as after step 21: at a learning rate of"
+        edit_lines(
+            run.attempt(2).rank(rank),
+            lambda line: repeated(line, held) if line["global_step"] == 22 else line,
+        )
+    text = (
+        "rank 0 of attempt 2 holds the same parameters after step 22 as after step 21: at a"
+        " learning rate of"
+    )
     assert (text in told(found(verify_run(run.root)))) == wrong
 
 
@@ -103,7 +139,9 @@ def repeated(line: dict[str, Any], held: str) -> dict[str, Any]:
 
 
 def test_a_run_of_an_earlier_version_is_judged_without(tmp_path: Path) -> None:
-    """It has rank 0's end alone, and no settings on its lines; its checkpoints hold train.json as ever."""
+    """It has rank 0's end alone, and no settings on its lines; its checkpoints hold train.json as
+    ever.
+    """
     verdict = verify_run(build_blk(tmp_path).root)
     assert found(verdict).status == VALID and "0 lines" in found(verdict).message, render(verdict)
     layout = RunLayout(tmp_path / "blk")
@@ -116,29 +154,45 @@ def test_two_runs_whose_train_json_differ_do_not_end_alike(tmp_path: Path) -> No
     build_states(tmp_path, "ref")
     run = build_states(tmp_path, "blk", lambda document: document["scheduler"].update(extra=1))
     finding = found(verify_run(run.root, tmp_path / "ref"), "same-trajectory")
-    assert finding.status == INVALID and "train.json of the checkpoints of step 24 differs in scheduler" in told(finding), finding
+    assert (
+        finding.status == INVALID
+        and "train.json of the checkpoints of step 24 differs in scheduler" in told(finding)
+    ), finding
 
 
 def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(sweep: Path) -> None:
-    """With fixed replicas; in stock DDP BatchNorm's are each rank's own until the next forward pass."""
+    """With fixed replicas; in stock DDP BatchNorm's are each rank's own until the next forward
+    pass.
+    """
     layout = RunLayout(sweep / "blk")
     edit_json(layout.attempt(2).final, lambda final: final["ranks"][1].update(buffers="0" * 64))
     assert "differs from that of rank 0" not in told(found(verify_run(layout.root)))
     edit_json(layout.config, lambda stored: stored["config"]["elastic"].update(replicas=2))
-    assert "the end of rank 1 differs from that of rank 0 in buffers" in told(found(verify_run(layout.root)))
+    assert "the end of rank 1 differs from that of rank 0 in buffers" in told(
+        found(verify_run(layout.root))
+    )
 
 
-def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every_rank(tmp_path: Path) -> None:
-    """Killed after the target's checkpoint. Nobody runs another forward pass, so that rank 1 does not get its own statistics back."""
+def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every_rank(
+    tmp_path: Path,
+) -> None:
+    """Killed after the target's checkpoint. Nobody runs another forward pass, so that rank 1 does
+    not get its own statistics back.
+    """
     own = {1: "1" * 64}
     keys = {"precision": "fp16", "state_digests": "true"}
     ref = StateBuilder(tmp_path / "ref", replace(config_of("ref"), **keys), own_buffers=own).build()
-    run = StateBuilder(tmp_path / "blk", replace(config_of("blk", "kill", (24,), 1), **keys), own_buffers=own).build()
+    run = StateBuilder(
+        tmp_path / "blk", replace(config_of("blk", "kill", (24,), 1), **keys), own_buffers=own
+    ).build()
     verdict = verify_run(run.root, ref.root)
     assert verdict.status == VALID, render(verdict)
     edit_json(run.attempt(1).final, lambda final: final["ranks"][1].update(buffers=own[1]))
     finding = found(verify_run(run.root, ref.root))
-    assert finding.status == INVALID and "the end of rank 1 differs from that of rank 0 in buffers" in told(finding), finding
+    assert (
+        finding.status == INVALID
+        and "the end of rank 1 differs from that of rank 0 in buffers" in told(finding)
+    ), finding
 
 
 @pytest.mark.parametrize(
@@ -153,12 +207,18 @@ def test_an_attempt_without_a_step_of_its_own_ends_with_rank_0s_buffers_on_every
 def test_a_whole_checkpoint_that_no_rank_could_restore_is_refused_and_recovery_falls_back(
     tmp_path: Path, name: str, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Every hash is right. The attempt after the death resumes from the checkpoint before, and the judge finds the refusal right."""
+    """Every hash is right. The attempt after the death resumes from the checkpoint before, and the
+    judge finds the refusal right.
+    """
     config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true")
     run = StateBuilder(tmp_path / "blk", config, change=change, spoilt_step=18).build()
     refused = json.loads(run.supervisor.read_text())["attempts"][2]
     assert refused["resumed_from_step"] == 12 and refused["rejected"] == [
-        {"path": "checkpoints/step_00000018", "layer": "schema", "reason": f"train.json has no {name} that could be restored"}
+        {
+            "path": "checkpoints/step_00000018",
+            "layer": "schema",
+            "reason": f"train.json has no {name} that could be restored",
+        }
     ]
     verdict = verify_run(run.root)
     assert {f.promise for f in verdict.findings if f.status == INVALID} == set(), render(verdict)
@@ -169,17 +229,28 @@ def test_the_first_differing_step_is_named_before_what_replayed_steps_say(sweep:
     """Twenty replayed steps contradict their first pass: more than are shown."""
     for step in range(7, 10):
         for rank in range(2):
-            logged(step, rank, run_attempt=0, train="0" * 64, rng=f"{step}" * 64, optimizer="1" * 64)(RunLayout(sweep / "blk"))
+            logged(
+                step, rank, run_attempt=0, train="0" * 64, rng=f"{step}" * 64, optimizer="1" * 64
+            )(RunLayout(sweep / "blk"))
     for step in range(13, 21):
         logged(step, 0, 1, run_attempt=1, train="0" * 64)(RunLayout(sweep / "blk"))
     logged(8, 1, run_attempt=1, rng="0" * 64)(RunLayout(sweep / "blk"))
     finding = found(verify_run(sweep / "blk", sweep / "ref"), "same-trajectory")
-    assert finding.status == INVALID and "the first differing step is step 8, component state (rank 1: rng)" in finding.message, finding
-    assert any("the state in attempt 1 is not that in attempt 0" in text for text in finding.evidence)
+    assert (
+        finding.status == INVALID
+        and "the first differing step is step 8, component state (rank 1: rng)" in finding.message
+    ), finding
+    assert any(
+        "the state in attempt 1 is not that in attempt 0" in text for text in finding.evidence
+    )
 
 
-def test_a_last_record_whose_second_clock_was_read_late_leaves_the_end_of_the_session_known(sweep: Path) -> None:
-    """A rank that was held up for a tenth of a second between the clocks; the records before it agree with the end."""
+def test_a_last_record_whose_second_clock_was_read_late_leaves_the_end_of_the_session_known(
+    sweep: Path,
+) -> None:
+    """A rank that was held up for a tenth of a second between the clocks; the records before it
+    agree with the end.
+    """
     layout = RunLayout(sweep / "blk")
     edit_json(layout.attempt(2).final, lambda final: final | {"time": final["time"] + 0.1})
     assert found(verify_run(layout.root, sweep / "ref"), "time-conserved").status == VALID

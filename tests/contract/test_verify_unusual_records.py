@@ -1,4 +1,6 @@
-"""Records as no ordinary run leaves them, each unusual in one way: what the verdict says of them, promise by promise."""
+"""Records as no ordinary run leaves them, each unusual in one way: what the verdict says of them,
+promise by promise.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,19 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk, build_elastic
-from tests.runs.changed import Records, attempts, configured, event, kept, left, logged, ordered, rank_line, sessions, supervised
+from tests.runs.changed import (
+    Records,
+    attempts,
+    configured,
+    event,
+    kept,
+    left,
+    logged,
+    ordered,
+    rank_line,
+    sessions,
+    supervised,
+)
 from tests.runs.faulted import build_bereft
 
 Check = Callable[[Case], Finding]
@@ -40,7 +54,9 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
 
 @pytest.fixture(scope="module")
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """The supervisor was killed in attempt 0, whose end nobody saw, and after attempt 1: three sessions."""
+    """The supervisor was killed in attempt 0, whose end nobody saw, and after attempt 1: three
+    sessions.
+    """
     return load(build_bereft(tmp_path_factory.mktemp("bereft")))
 
 
@@ -49,26 +65,42 @@ def told(finding: Finding, words: str) -> bool:
 
 
 def restarted(found: RunRecords) -> RunRecords:
-    """A launch.json of an attempt that the supervisor did not live to enter, and nothing besides."""
+    """A launch.json of an attempt that the supervisor did not live to enter, and nothing
+    besides.
+    """
     order = found.logs(2).order
     assert order is not None
-    return replace(found, attempt_logs=(*found.attempt_logs, AttemptRecords(3, {}, NOTHING, NOTHING, None, replace(order, attempt=3))))
+    return replace(
+        found,
+        attempt_logs=(
+            *found.attempt_logs,
+            AttemptRecords(3, {}, NOTHING, NOTHING, None, replace(order, attempt=3)),
+        ),
+    )
 
 
 def ended_late(at: float) -> Records:
-    """Rank 1 is killed so many seconds after the final record, and the entry that did it says when."""
+    """Rank 1 is killed so many seconds after the final record, and the entry that did it says
+    when.
+    """
 
     def change(found: RunRecords) -> RunRecords:
         assert found.final is not None
         fault = InjectedFault(7, "kill", 1, 24, 2, found.final.at + at, found.final.at + at + WALL)
-        return replace(attempts(found, 2, signal=9, exit_code=None, rank=1), fired=(*found.fired, fault))
+        return replace(
+            attempts(found, 2, signal=9, exit_code=None, rank=1), fired=(*found.fired, fault)
+        )
 
     return change
 
 
-def hung(waited_s: float = 0.2, limit_s: float = 0.1, ranks: tuple[int, ...] = (), **changes: object) -> Records:
+def hung(
+    waited_s: float = 0.2, limit_s: float = 0.1, ranks: tuple[int, ...] = (), **changes: object
+) -> Records:
     hang = Hang(ranks, "training", 9, waited_s, limit_s, "it")
-    return lambda found: attempts(found, 0, **{"outcome": "hung", "signal": 9, "hang": hang} | changes)
+    return lambda found: attempts(
+        found, 0, **{"outcome": "hung", "signal": 9, "hang": hang} | changes
+    )
 
 
 def slow(**changes: object) -> Records:
@@ -78,16 +110,28 @@ def slow(**changes: object) -> Records:
 
 def after_a_long_step(change: Records) -> Records:
     """Step 9 took all ranks 0.6 s."""
-    return lambda found: change(logged(found, lambda line: replace(line, seconds=0.6) if line.global_step == 9 else line))
+    return lambda found: change(
+        logged(found, lambda line: replace(line, seconds=0.6) if line.global_step == 9 else line)
+    )
 
 
 def with_part(name: str) -> Records:
     """Of the stall of step 6 a millisecond is booked as `name`, which its parts already make up."""
 
     def change(found: RunRecords) -> RunRecords:
-        line = next(line for line in found.logs(0).checkpoints.events if (line.event, line.global_step) == ("released", 6))
+        line = next(
+            line
+            for line in found.logs(0).checkpoints.events
+            if (line.event, line.global_step) == ("released", 6)
+        )
         most = max(line.stall_parts, key=lambda part: line.stall_parts[part])
-        return event(found, 0, "released", 6, stall_parts=line.stall_parts | {most: line.stall_parts[most] - 0.001, name: 0.001})
+        return event(
+            found,
+            0,
+            "released",
+            6,
+            stall_parts=line.stall_parts | {most: line.stall_parts[most] - 0.001, name: 0.001},
+        )
 
     return change
 
@@ -104,7 +148,11 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 1, memory="snapshot"),
         "attempt 1 continues attempt None from snapshot memory",
     ),
-    "somebody's no memory": (records_consistent, lambda found: attempts(found, 1, continues=0), "attempt 1 continues attempt 0 from no memory"),
+    "somebody's no memory": (
+        records_consistent,
+        lambda found: attempts(found, 1, continues=0),
+        "attempt 1 continues attempt 0 from no memory",
+    ),
     "a memory of no kind": (
         records_consistent,
         lambda found: attempts(found, 1, continues=0, memory="disk"),
@@ -145,13 +193,21 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, outcome="running"),
         "attempt 0 is still running, and attempt 1 follows it in the same session",
     ),
-    "an exit code and a signal": (records_consistent, lambda found: attempts(found, 0, exit_code=1), "attempt 0 has both exit code 1 and signal 9"),
+    "an exit code and a signal": (
+        records_consistent,
+        lambda found: attempts(found, 0, exit_code=1),
+        "attempt 0 has both exit code 1 and signal 9",
+    ),
     "a signal of no number": (
         records_consistent,
         lambda found: attempts(found, 0, signal=65),
         "attempt 0 ended by signal 65, which there is none of",
     ),
-    "no signal": (records_consistent, lambda found: attempts(found, 0, signal=0), "attempt 0 ended by signal 0, which there is none of"),
+    "no signal": (
+        records_consistent,
+        lambda found: attempts(found, 0, signal=0),
+        "attempt 0 ended by signal 0, which there is none of",
+    ),
     "a rank that was not there": (
         records_consistent,
         lambda found: attempts(found, 0, rank=2),
@@ -177,22 +233,66 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
         lambda found: attempts(found, 0, ended_at=None),
         "attempt 0 died and has no end, and its supervisor lived",
     ),
-    "a hang that nothing says": (records_consistent, hung(hang=None), "attempt 0 hung, and nothing says how"),
-    "a hang of one that died": (records_consistent, hung(outcome="died"), "attempt 0 died, and has a hang on record"),
-    "a hang within its limit": (records_consistent, hung(limit_s=0.3), "attempt 0 was taken for hung after 0.200 s of silence, 0.300 s were allowed"),
-    "a hang without a limit": (records_consistent, hung(limit_s=0.0), "attempt 0 was taken for hung after 0.200 s of silence, 0.000 s were allowed"),
-    "a hang of a rank that was not there": (records_consistent, hung(ranks=(2,)), "attempt 0 of 2 ranks hung because of ranks [2]"),
-    "a hang longer than its attempt": (records_consistent, hung(waited_s=900.0), "attempt 0 was silent for 900.000 s and lasted for"),
-    "steps in a silence": (records_consistent, hung(waited_s=0.3), "attempt 0 hung: nothing moved in its last 0.300 s, in which rank 0 logged"),
-    "a straggler that was not there": (records_consistent, slow(rank=2), "attempt 0 has a straggler that cannot be: rank 2 in step 10"),
+    "a hang that nothing says": (
+        records_consistent,
+        hung(hang=None),
+        "attempt 0 hung, and nothing says how",
+    ),
+    "a hang of one that died": (
+        records_consistent,
+        hung(outcome="died"),
+        "attempt 0 died, and has a hang on record",
+    ),
+    "a hang within its limit": (
+        records_consistent,
+        hung(limit_s=0.3),
+        "attempt 0 was taken for hung after 0.200 s of silence, 0.300 s were allowed",
+    ),
+    "a hang without a limit": (
+        records_consistent,
+        hung(limit_s=0.0),
+        "attempt 0 was taken for hung after 0.200 s of silence, 0.000 s were allowed",
+    ),
+    "a hang of a rank that was not there": (
+        records_consistent,
+        hung(ranks=(2,)),
+        "attempt 0 of 2 ranks hung because of ranks [2]",
+    ),
+    "a hang longer than its attempt": (
+        records_consistent,
+        hung(waited_s=900.0),
+        "attempt 0 was silent for 900.000 s and lasted for",
+    ),
+    "steps in a silence": (
+        records_consistent,
+        hung(waited_s=0.3),
+        "attempt 0 hung: nothing moved in its last 0.300 s, in which rank 0 logged",
+    ),
+    "a straggler that was not there": (
+        records_consistent,
+        slow(rank=2),
+        "attempt 0 has a straggler that cannot be: rank 2 in step 10",
+    ),
     "a straggler faster than the others": (
         records_consistent,
         slow(own_s=0.1),
         "a straggler that cannot be: rank 1 in step 10, 0.100 s to the others' 0.100 s",
     ),
-    "a straggler to less than nothing": (records_consistent, slow(others_s=-0.1), "a straggler that cannot be: rank 1 in step 10"),
-    "a straggler two steps on": (records_consistent, slow(global_step=11), "a straggler that cannot be: rank 1 in step 11"),
-    "a straggler before the first step": (records_consistent, slow(global_step=0), "a straggler that cannot be: rank 1 in step 0"),
+    "a straggler to less than nothing": (
+        records_consistent,
+        slow(others_s=-0.1),
+        "a straggler that cannot be: rank 1 in step 10",
+    ),
+    "a straggler two steps on": (
+        records_consistent,
+        slow(global_step=11),
+        "a straggler that cannot be: rank 1 in step 11",
+    ),
+    "a straggler before the first step": (
+        records_consistent,
+        slow(global_step=0),
+        "a straggler that cannot be: rank 1 in step 0",
+    ),
     "a launch before its session": (
         time_conserved,
         lambda found: attempts(found, 0, launched_at=found.sessions[0].started_at - 0.25),
@@ -240,12 +340,20 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
     ),
     "two sessions at once": (
         time_conserved,
-        lambda found: supervised(found, sessions=(*found.sessions, replace(found.sessions[0], started_at=1000.5, time=1000.5 + WALL))),
+        lambda found: supervised(
+            found,
+            sessions=(
+                *found.sessions,
+                replace(found.sessions[0], started_at=1000.5, time=1000.5 + WALL),
+            ),
+        ),
         "before session 0 was over",
     ),
     "two boots at one instant": (
         time_conserved,
-        lambda found: supervised(found, sessions=(*found.sessions, replace(found.sessions[0], boot_id="another"))),
+        lambda found: supervised(
+            found, sessions=(*found.sessions, replace(found.sessions[0], boot_id="another"))
+        ),
         "sessions 0 and 1 name two boots, and their clocks began at the same instant",
     ),
     **{
@@ -258,7 +366,12 @@ CONTRADICTED: dict[str, tuple[Check, Records, str]] = {
     },
     "a step logged twice": (
         exactly_once,
-        lambda found: logged(found, lambda line: replace(line, global_step=4, cursor_step=3) if line.global_step == 5 else line),
+        lambda found: logged(
+            found,
+            lambda line: (
+                replace(line, global_step=4, cursor_step=3) if line.global_step == 5 else line
+            ),
+        ),
         "step 4 was logged 2 times by attempt 0 rank 0: duplicates",
     ),
     "a log of a rank that was not there": (
@@ -289,42 +402,80 @@ def test_what_contradicts_itself_is_invalid(blk: RunRecords, name: str) -> None:
 
 UNUSUAL: dict[str, tuple[Check, Records, str, str]] = {
     "a launch that nobody entered": (records_consistent, restarted, VALID, ""),
-    "one step beyond the last is the straggler's": (records_consistent, after_a_long_step(slow()), VALID, ""),
+    "one step beyond the last is the straggler's": (
+        records_consistent,
+        after_a_long_step(slow()),
+        VALID,
+        "",
+    ),
     "a hang whose end nobody saw": (
         records_consistent,
         hung(ended_at=None),
         INVALID,
         "attempt 0 hung and has no end",
     ),
-    "no launch.json": (records_consistent, lambda found: left(found, 1, order=None), UNKNOWN, "attempt 1 has no launch.json"),
-    "no launch.json where nodes may be lost": (
+    "no launch.json": (
         records_consistent,
-        lambda found: left(configured(found, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink")), 1, order=None),
+        lambda found: left(found, 1, order=None),
         UNKNOWN,
         "attempt 1 has no launch.json",
     ),
-    "no phases in the supervisor's record": (records_consistent, lambda found: attempts(found, 1, phases={}), VALID, ""),
+    "no launch.json where nodes may be lost": (
+        records_consistent,
+        lambda found: left(
+            configured(found, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink")),
+            1,
+            order=None,
+        ),
+        UNKNOWN,
+        "attempt 1 has no launch.json",
+    ),
+    "no phases in the supervisor's record": (
+        records_consistent,
+        lambda found: attempts(found, 1, phases={}),
+        VALID,
+        "",
+    ),
     "an attempt that left nothing": (
         records_consistent,
-        lambda found: replace(found, attempt_logs=tuple(a for a in found.attempt_logs if a.attempt != 1)),
+        lambda found: replace(
+            found, attempt_logs=tuple(a for a in found.attempt_logs if a.attempt != 1)
+        ),
         UNKNOWN,
         "attempt 1 is in supervisor.json and left no logs",
     ),
-    "no final record": (target_reached, lambda found: left(found, 2, final=None), UNKNOWN, "attempt 2 left no final.json"),
+    "no final record": (
+        target_reached,
+        lambda found: left(found, 2, final=None),
+        UNKNOWN,
+        "attempt 2 left no final.json",
+    ),
     "a run that was stopped": (
         target_reached,
         lambda found: supervised(found, terminal_status="stopped"),
         UNKNOWN,
         "the run is stopped at step 24 of 24",
     ),
-    "no attempt": (target_reached, lambda found: supervised(found, attempts=()), INVALID, "its last attempt is not on record"),
+    "no attempt": (
+        target_reached,
+        lambda found: supervised(found, attempts=()),
+        INVALID,
+        "its last attempt is not on record",
+    ),
     "no data set of images that are made": (
         records_consistent,
-        lambda found: configured(replace(found, dataset=None), dataset=replace(found.stored.config.dataset, name="fake")),
+        lambda found: configured(
+            replace(found, dataset=None), dataset=replace(found.stored.config.dataset, name="fake")
+        ),
         UNKNOWN,
         "steps_per_epoch is 10, the records fold to 0 (dataset.json is missing)",
     ),
-    "no data set": (exactly_once, lambda found: replace(found, dataset=None), UNKNOWN, "dataset.json is missing"),
+    "no data set": (
+        exactly_once,
+        lambda found: replace(found, dataset=None),
+        UNKNOWN,
+        "dataset.json is missing",
+    ),
 }
 
 
@@ -336,49 +487,76 @@ def test_what_is_unusual_has_one_status(blk: RunRecords, name: str) -> None:
 
 
 @pytest.mark.parametrize(("lines", "wrong"), [(1, False), (2, True)])
-def test_a_rank_may_log_one_step_in_the_silence_before_it_is_taken_for_hung(blk: RunRecords, lines: int, wrong: bool) -> None:
+def test_a_rank_may_log_one_step_in_the_silence_before_it_is_taken_for_hung(
+    blk: RunRecords, lines: int, wrong: bool
+) -> None:
     """It writes the line after its last heartbeat."""
     ended, silent = blk.attempts[0].ended_at, blk.logs(0).ranks[0].events[-lines]
     assert ended is not None
     found = hung(waited_s=ended - silent.at + 0.001)(blk)
-    assert told(records_consistent(Case(found)), "attempt 0 hung: nothing moved in its last") == wrong
+    assert (
+        told(records_consistent(Case(found)), "attempt 0 hung: nothing moved in its last") == wrong
+    )
 
 
 @pytest.mark.parametrize(("at", "explained"), [(0.005, True), (-0.005, False)])
-def test_a_death_behind_the_target_is_explained_by_a_fault_behind_it(blk: RunRecords, at: float, explained: bool) -> None:
+def test_a_death_behind_the_target_is_explained_by_a_fault_behind_it(
+    blk: RunRecords, at: float, explained: bool
+) -> None:
     words = "attempt 2 completed, and rank 1 ended with signal 9: nothing on record explains that"
     assert told(records_consistent(Case(ended_late(at)(blk))), words) != explained
 
 
 @pytest.mark.parametrize(("status", "wrong"), [("completed", True), ("running", False)])
-def test_of_a_run_that_goes_on_the_last_commit_need_not_be_acknowledged_yet(blk: RunRecords, status: str, wrong: bool) -> None:
-    finding = no_acknowledged_loss(Case(supervised(event(blk, 2, "committed", 24), terminal_status=status)))
-    assert told(finding, "step_00000024 is committed on disk and no line acknowledges it") == wrong, finding
+def test_of_a_run_that_goes_on_the_last_commit_need_not_be_acknowledged_yet(
+    blk: RunRecords, status: str, wrong: bool
+) -> None:
+    finding = no_acknowledged_loss(
+        Case(supervised(event(blk, 2, "committed", 24), terminal_status=status))
+    )
+    assert (
+        told(finding, "step_00000024 is committed on disk and no line acknowledges it") == wrong
+    ), finding
 
 
-def test_a_supervisor_that_was_killed_may_leave_a_death_that_nothing_says(bereft: RunRecords) -> None:
+def test_a_supervisor_that_was_killed_may_leave_a_death_that_nothing_says(
+    bereft: RunRecords,
+) -> None:
     finding = records_consistent(Case(bereft))
     assert not told(finding, "nothing says of what") and not told(finding, "has no end"), finding
     lived = sessions(bereft, 0, ended_at=bereft.attempts[0].ended_at)
-    assert told(records_consistent(Case(lived)), "attempt 0 died, nothing says of what, and its supervisor lived to see it")
+    assert told(
+        records_consistent(Case(lived)),
+        "attempt 0 died, nothing says of what, and its supervisor lived to see it",
+    )
 
 
 @pytest.mark.parametrize("lost", ["this run", "the reference"])
-def test_inputs_without_a_hash_cannot_be_compared_across_world_sizes(elastic: RunRecords, blk: RunRecords, lost: str) -> None:
+def test_inputs_without_a_hash_cannot_be_compared_across_world_sizes(
+    elastic: RunRecords, blk: RunRecords, lost: str
+) -> None:
     """Epoch 1 cursor 4 is step 15: one rank here, two in the reference."""
 
     def without(line):  # type: ignore[no-untyped-def]
         return replace(line, inputs_hash=None) if line.global_step == 15 else line
 
-    ours, theirs = (logged(elastic, without, 2), blk) if lost == "this run" else (elastic, logged(blk, without, 1))
+    ours, theirs = (
+        (logged(elastic, without, 2), blk)
+        if lost == "this run"
+        else (elastic, logged(blk, without, 1))
+    )
     if lost == "this run":
         ours = logged(ours, without, 3)
     finding = same_input(Case(ours, theirs))
-    assert finding.status == UNKNOWN and told(finding, f"epoch 1 cursor 4: no hash of the inputs in {lost}"), finding
+    assert finding.status == UNKNOWN and told(
+        finding, f"epoch 1 cursor 4: no hash of the inputs in {lost}"
+    ), finding
 
 
 def test_a_remote_rank_without_a_line_says_nothing_of_its_clock(blk: RunRecords) -> None:
-    """Of two nodes with a rank each, the second shares no clock with the supervisor, and rank 1 left an empty log."""
+    """Of two nodes with a rank each, the second shares no clock with the supervisor, and rank 1
+    left an empty log.
+    """
     remote = ordered(blk, 0, nodes=("a", "b"))
     silent = left(remote, 0, ranks=remote.logs(0).ranks | {1: Lines((), (), 0)})
     assert time_conserved(Case(remote)).status == VALID
@@ -389,21 +567,37 @@ def test_steps_of_a_remote_rank_do_not_overlap_by_its_own_clock(blk: RunRecords)
     """A step takes 0.02 s, 0.005 s after the one before."""
     overlapping = rank_line(ordered(blk, 0, nodes=("a", "b")), 0, 1, 5, seconds=0.125)
     finding = time_conserved(Case(overlapping))
-    words = "step 5 of attempt 0 rank 1 began 0.100000 s before what came before it was over, by its own 0.125000 s"
+    words = (
+        "step 5 of attempt 0 rank 1 began 0.100000 s before what came before it was over, by its"
+        " own 0.125000 s"
+    )
     assert finding.status == INVALID and told(finding, words), finding
 
 
 @pytest.mark.parametrize(("reboots", "wrong"), [(False, True), (True, False)])
-def test_spans_may_go_on_behind_the_last_line_where_the_machine_lost_power(blk: RunRecords, reboots: bool, wrong: bool) -> None:
+def test_spans_may_go_on_behind_the_last_line_where_the_machine_lost_power(
+    blk: RunRecords, reboots: bool, wrong: bool
+) -> None:
     """The lines of rank 1 after step 5 are gone."""
     cut = logged(blk, lambda line: line if line.rank == 0 or line.global_step <= 5 else None)
     if reboots:
-        cut = supervised(cut, sessions=(*cut.sessions, replace(cut.sessions[0], boot_id="another", started_at=5000.0)))
-    words = "attempt 0 rank 1 has a span of compute of step 7, when step 5 was the last that the rank had logged"
+        cut = supervised(
+            cut,
+            sessions=(
+                *cut.sessions,
+                replace(cut.sessions[0], boot_id="another", started_at=5000.0),
+            ),
+        )
+    words = (
+        "attempt 0 rank 1 has a span of compute of step 7, when step 5 was the last that the rank"
+        " had logged"
+    )
     assert told(time_conserved(Case(cut)), words) == wrong, time_conserved(Case(cut))
 
 
-def test_a_new_rank_that_replaces_none_has_an_origin_below_zero_and_nothing_else_has(blk: RunRecords) -> None:
+def test_a_new_rank_that_replaces_none_has_an_origin_below_zero_and_nothing_else_has(
+    blk: RunRecords,
+) -> None:
     words = "supervisor.json: origins is"
     assert not told(records_consistent(Case(attempts(blk, 1, origins=(0, -1), joined=(1,)))), words)
     finding = records_consistent(Case(attempts(blk, 1, joined=(-1,))))
@@ -411,7 +605,14 @@ def test_a_new_rank_that_replaces_none_has_an_origin_below_zero_and_nothing_else
 
 
 def test_an_event_that_no_checkpoint_has_is_told(blk: RunRecords) -> None:
-    unknown = left(blk, 0, checkpoints=kept(blk.logs(0).checkpoints, lambda line: replace(line, event="moved") if line.event == "received" else line))
+    unknown = left(
+        blk,
+        0,
+        checkpoints=kept(
+            blk.logs(0).checkpoints,
+            lambda line: replace(line, event="moved") if line.event == "received" else line,
+        ),
+    )
     finding = records_consistent(Case(unknown))
     assert finding.status == INVALID and told(finding, "'moved' is not an event"), finding
 
@@ -419,19 +620,45 @@ def test_an_event_that_no_checkpoint_has_is_told(blk: RunRecords) -> None:
 LESS: dict[str, tuple[Records, dict[str, str]]] = {
     "no supervisor.json": (
         lambda found: replace(found, supervisor=None),
-        {"once": UNKNOWN, "time": UNKNOWN, "bad": NOT_CHECKED, "loss": UNKNOWN, "account": NOT_CHECKED, "failures": UNKNOWN}
+        {
+            "once": UNKNOWN,
+            "time": UNKNOWN,
+            "bad": NOT_CHECKED,
+            "loss": UNKNOWN,
+            "account": NOT_CHECKED,
+            "failures": UNKNOWN,
+        }
         | {"records": UNKNOWN, "target": UNKNOWN},
     ),
     "no attempt in it": (
         lambda found: supervised(found, attempts=(), sessions=()),
-        {"once": INVALID, "time": UNKNOWN, "bad": NOT_CHECKED, "account": INVALID, "failures": INVALID, "records": INVALID, "target": INVALID},
+        {
+            "once": INVALID,
+            "time": UNKNOWN,
+            "bad": NOT_CHECKED,
+            "account": INVALID,
+            "failures": INVALID,
+            "records": INVALID,
+            "target": INVALID,
+        },
     ),
     "no logs": (
         lambda found: replace(found, attempt_logs=()),
-        {"once": INVALID, "input": NOT_CHECKED, "time": UNKNOWN, "bad": INVALID, "loss": INVALID, "account": NOT_CHECKED, "failures": UNKNOWN}
+        {
+            "once": INVALID,
+            "input": NOT_CHECKED,
+            "time": UNKNOWN,
+            "bad": INVALID,
+            "loss": INVALID,
+            "account": NOT_CHECKED,
+            "failures": UNKNOWN,
+        }
         | {"records": UNKNOWN, "target": INVALID},
     ),
-    "no spans of rank 0 at the end": (lambda found: left(found, 2, spans=NOTHING), {"time": UNKNOWN, "records": UNKNOWN}),
+    "no spans of rank 0 at the end": (
+        lambda found: left(found, 2, spans=NOTHING),
+        {"time": UNKNOWN, "records": UNKNOWN},
+    ),
     "no journal of checkpoints": (
         lambda found: left(found, 0, checkpoints=NOTHING),
         {"once": INVALID, "bad": INVALID, "loss": INVALID, "account": INVALID, "records": UNKNOWN},
@@ -440,12 +667,30 @@ LESS: dict[str, tuple[Records, dict[str, str]]] = {
 }
 PROMISES = dict(
     zip(
-        ("once", "input", "trajectory", "state", "restored", "time", "bad", "loss", "account", "failures", "records", "target", "sealed"),
+        (
+            "once",
+            "input",
+            "trajectory",
+            "state",
+            "restored",
+            "time",
+            "bad",
+            "loss",
+            "account",
+            "failures",
+            "records",
+            "target",
+            "sealed",
+        ),
         CHECKS,
         strict=True,
     )
 )
-ALONE = dict.fromkeys(PROMISES, VALID) | {"trajectory": UNKNOWN, "restored": NOT_CHECKED, "sealed": NOT_CHECKED}
+ALONE = dict.fromkeys(PROMISES, VALID) | {
+    "trajectory": UNKNOWN,
+    "restored": NOT_CHECKED,
+    "sealed": NOT_CHECKED,
+}
 
 
 @pytest.mark.parametrize("name", LESS)
@@ -453,7 +698,9 @@ def test_what_is_left_of_a_run_has_a_status_for_every_promise(blk: RunRecords, n
     """None is kept by evidence that is not there."""
     change, others = LESS[name]
     case = Case(change(blk))
-    assert {word: CHECKS[promise](case).status for word, promise in PROMISES.items()} == ALONE | others
+    assert {
+        word: CHECKS[promise](case).status for word, promise in PROMISES.items()
+    } == ALONE | others
 
 
 @pytest.mark.parametrize(("session", "ended_at", "bounded"), [(0, 2000.0, True), (1, None, False)])
@@ -467,33 +714,65 @@ def test_ranks_may_outlive_a_supervisor_that_was_killed_but_not_the_next_launch_
     found = supervised(blk, sessions=(replace(only, ended_at=ended_at), second))
     for number in (1, 2):
         found = attempts(found, number, session=session)
-    late = logged(found, lambda line: replace(line, at=launched + 0.05) if (line.global_step, line.rank) == (9, 1) else line)
-    assert told(time_conserved(Case(late)), "step 9 of attempt 0 rank 1 is dated 0.050 s after the attempt was over") == bounded
+    late = logged(
+        found,
+        lambda line: (
+            replace(line, at=launched + 0.05) if (line.global_step, line.rank) == (9, 1) else line
+        ),
+    )
+    assert (
+        told(
+            time_conserved(Case(late)),
+            "step 9 of attempt 0 rank 1 is dated 0.050 s after the attempt was over",
+        )
+        == bounded
+    )
 
 
 @pytest.mark.parametrize(("final", "due"), [(True, True), (False, False)])
-def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(blk: RunRecords, final: bool, due: bool) -> None:
+def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(
+    blk: RunRecords, final: bool, due: bool
+) -> None:
     """One every 18 steps: that of step 24 is the last one's alone."""
     found = configured(blk, checkpoint=replace(blk.stored.config.checkpoint, every=18, final=final))
-    found = left(found, 2, checkpoints=kept(found.logs(2).checkpoints, lambda line: None if line.global_step == 24 else line))
+    found = left(
+        found,
+        2,
+        checkpoints=kept(
+            found.logs(2).checkpoints, lambda line: None if line.global_step == 24 else line
+        ),
+    )
     finding = checkpoints_accounted(Case(found))
-    assert told(finding, "step 24 of attempt 2 was due and no checkpoint was submitted") == due, finding
+    assert told(finding, "step 24 of attempt 2 was due and no checkpoint was submitted") == due, (
+        finding
+    )
 
 
 @pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])
-def test_what_a_killed_session_recorded_is_dated_before_the_next_launch_of_its_boot(bereft: RunRecords, boot: str, bounded: bool) -> None:
+def test_what_a_killed_session_recorded_is_dated_before_the_next_launch_of_its_boot(
+    bereft: RunRecords, boot: str, bounded: bool
+) -> None:
     """A clock of another boot tells nothing of when it was over."""
     late = bereft.attempts[1].launched_at + 0.25
     found = event(bereft, 0, "committed", 6, at=late, time=late + WALL)
     for number in (1, 2):
         found = sessions(found, number, boot_id=boot)
-    words = "the committed line of step 6 of attempt 0 is dated 0.250 s after whoever could write it was over"
+    words = (
+        "the committed line of step 6 of attempt 0 is dated 0.250 s after whoever could write it"
+        " was over"
+    )
     assert told(time_conserved(Case(found)), words) == bounded
 
 
-def test_faults_of_a_killed_session_fired_in_it_whatever_the_clock_of_the_next_boot_shows(bereft: RunRecords) -> None:
-    """The machine was started anew, and its clock with it; the third session is again one of the first boot."""
-    rebooted = sessions(bereft, 1, boot_id="another", started_at=5.0, time=5.0 + WALL, ended_at=50.0)
+def test_faults_of_a_killed_session_fired_in_it_whatever_the_clock_of_the_next_boot_shows(
+    bereft: RunRecords,
+) -> None:
+    """The machine was started anew, and its clock with it; the third session is again one of the
+    first boot.
+    """
+    rebooted = sessions(
+        bereft, 1, boot_id="another", started_at=5.0, time=5.0 + WALL, ended_at=50.0
+    )
     words = f"entry 0 fired at {bereft.fired[0].at:.3f} s, when no supervisor was there"
     assert not told(time_conserved(Case(rebooted)), words)
     assert told(time_conserved(Case(sessions(rebooted, 1, boot_id="boot"))), words)

@@ -1,4 +1,6 @@
-"""What the death of a background writer, or a pointer that could not be moved, excuses, and what it does not."""
+"""What the death of a background writer, or a pointer that could not be moved, excuses, and what it
+does not.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ BEHIND = "names step_00000018, the newest checkpoint of the completed run is ste
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`blk`: blocking, three attempts. `ovl`: with a background writer, which the plan kills once."""
+    """`blk`: blocking, three attempts. `ovl`: with a background writer, which the plan kills
+    once.
+    """
     folder = tmp_path_factory.mktemp("runs")
     build_blk(folder)
     config = listed("writer@12%after_rename")
-    run = ListedBuilder(folder / "ovl", replace(config, checkpoint=replace(config.checkpoint, strategy="overlapped")))
+    run = ListedBuilder(
+        folder / "ovl",
+        replace(config, checkpoint=replace(config.checkpoint, strategy="overlapped")),
+    )
     run.build()
     run.fault_fired(0, 0, at_step=12, at=line_at(run.layout.attempt(0).checkpoints, 12)["at"])
     return folder
@@ -47,7 +54,11 @@ def writers(run: RunLayout, deaths: int | None) -> list[str]:
     """What is said of the writers of a run whose only session had so many deaths of them."""
     edit_json(run.supervisor, lambda record: record["sessions"][0].update(writer_deaths=deaths))
     finding = failures_once(Case(load(run)))
-    return [text.rpartition(" - ")[2] for text in (finding.message, *finding.evidence) if "background writers" in text]
+    return [
+        text.rpartition(" - ")[2]
+        for text in (finding.message, *finding.evidence)
+        if "background writers" in text
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +71,18 @@ def writers(run: RunLayout, deaths: int | None) -> list[str]:
         (5, ["5 background writers are said to have died in session 0, at most 4 were started"]),
     ],
 )
-def test_as_many_writers_died_as_were_killed_and_no_more_than_were_started(sweep: Path, deaths: int | None, said: list[str]) -> None:
+def test_as_many_writers_died_as_were_killed_and_no_more_than_were_started(
+    sweep: Path, deaths: int | None, said: list[str]
+) -> None:
     assert writers(RunLayout(sweep / "ovl"), deaths) == said
 
 
 def point_back(run: RunLayout) -> None:
     """Both pointers name the checkpoint before the newest."""
-    edit_json(run.checkpoints / "latest.json", lambda pointer: pointer | {"path": "step_00000018", "global_step": 18, "epoch": 1})
+    edit_json(
+        run.checkpoints / "latest.json",
+        lambda pointer: pointer | {"path": "step_00000018", "global_step": 18, "epoch": 1},
+    )
     (run.checkpoints / "latest_ok").unlink()
     (run.checkpoints / "latest_ok").symlink_to("step_00000018")
 
@@ -78,7 +94,11 @@ def pointers(run: RunLayout) -> Finding:
 def not_moved(run: RunLayout, step: int) -> dict[str, Any]:
     attempt = len(run.attempts()) - 1
     at = line_at(run.attempt(attempt).checkpoints, 24)
-    document: dict[str, Any] = encode(CheckpointLine("pointer_failed", step, attempt, at["at"], at["time"], reason="E-storage rename: EIO"))
+    document: dict[str, Any] = encode(
+        CheckpointLine(
+            "pointer_failed", step, attempt, at["at"], at["time"], reason="E-storage rename: EIO"
+        )
+    )
     return document
 
 
@@ -86,13 +106,17 @@ def test_a_pointer_that_stayed_behind_is_told_unless_the_journal_says_why(sweep:
     run = RunLayout(sweep / "blk")
     assert pointers(run).status == VALID
     point_back(run)
-    assert pointers(run).status == INVALID and any(BEHIND in text for text in (pointers(run).message, *pointers(run).evidence))
+    assert pointers(run).status == INVALID and any(
+        BEHIND in text for text in (pointers(run).message, *pointers(run).evidence)
+    )
     append(run.attempt(2).checkpoints, not_moved(run, 24))
     assert pointers(run).status == VALID, pointers(run)
 
 
 def test_a_pointer_that_could_not_be_moved_excuses_none_behind_it(sweep: Path) -> None:
-    """What could not be moved for one checkpoint was moved for the next, or its journal says so again."""
+    """What could not be moved for one checkpoint was moved for the next, or its journal says so
+    again.
+    """
     run = RunLayout(sweep / "blk")
     point_back(run)
     journal, earlier = run.attempt(2).checkpoints, json.dumps(not_moved(run, 18)) + "\n"
@@ -102,17 +126,24 @@ def test_a_pointer_that_could_not_be_moved_excuses_none_behind_it(sweep: Path) -
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("latest.json", "latest.json is no pointer to a checkpoint and its step"), (LEASE, f"checkpoints/{LEASE} names no attempt")],
+    [
+        ("latest.json", "latest.json is no pointer to a checkpoint and its step"),
+        (LEASE, f"checkpoints/{LEASE} names no attempt"),
+    ],
 )
 def test_a_small_file_that_is_no_json_is_told(sweep: Path, name: str, words: str) -> None:
     run = RunLayout(sweep / "blk")
     (run.checkpoints / name).write_text("{")
     finding = pointers(run)
-    assert finding.status == INVALID and any(words in text for text in (finding.message, *finding.evidence)), finding
+    assert finding.status == INVALID and any(
+        words in text for text in (finding.message, *finding.evidence)
+    ), finding
 
 
 @pytest.mark.parametrize(("deaths", "told"), [(0, True), (1, False), (None, False)])
-def test_only_a_writer_that_died_leaves_pointers_behind(sweep: Path, deaths: int | None, told: bool) -> None:
+def test_only_a_writer_that_died_leaves_pointers_behind(
+    sweep: Path, deaths: int | None, told: bool
+) -> None:
     run = RunLayout(sweep / "ovl")
     point_back(run)
     edit_json(run.supervisor, lambda record: record["sessions"][0].update(writer_deaths=deaths))

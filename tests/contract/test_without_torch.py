@@ -1,4 +1,6 @@
-"""Where torch cannot be imported, what judges works, and what trains says in one line what is missing, before anything is launched or written."""
+"""Where torch cannot be imported, what judges works, and what trains says in one line what is
+missing, before anything is launched or written.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,34 @@ print(json.dumps(answers))
 
 
 def _answers(tmp_path: Path, commands: list[list[str]]) -> dict[str, tuple[int, str, str]]:
-    """Exit code, standard output and standard error of each of `commands` by its words, in a process that finds a torch that cannot be imported."""
+    """Exit code, standard output and standard error of each of `commands` by its words, in a
+    process that finds a torch that cannot be imported.
+    """
     broken = tmp_path / "broken" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text(_BROKEN)
     environment = os.environ | {"PYTHONPATH": str(broken.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, json.dumps(commands)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _SCRIPT, json.dumps(commands)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {" ".join(words): tuple(answer) for words, answer in zip(commands, json.loads(done.stdout), strict=True)}
+    return {
+        " ".join(words): tuple(answer)
+        for words, answer in zip(commands, json.loads(done.stdout), strict=True)
+    }
 
 
 def test_the_judging_side_needs_no_torch(tmp_path: Path) -> None:
-    struck, reference, recording = build_blk(tmp_path / "runs"), build_ref(tmp_path / "runs"), healthy(tmp_path / "audit")
+    struck, reference, recording = (
+        build_blk(tmp_path / "runs"),
+        build_ref(tmp_path / "runs"),
+        healthy(tmp_path / "audit"),
+    )
     commands = [
         ["--help"],
         ["train", "--help"],
@@ -57,11 +73,20 @@ def test_the_judging_side_needs_no_torch(tmp_path: Path) -> None:
         ["verify", str(struck.root), str(reference.root)],
         ["verify", str(struck.checkpoints), "--deep"],
         ["verify", str(Path(golden.__file__).parent / "v1" / "torch"), "--deep"],  # a .pt file
-        ["report", str(struck.root), str(reference.root), "--out", str(tmp_path / "report"), "--judge"],
+        [
+            "report",
+            str(struck.root),
+            str(reference.root),
+            "--out",
+            str(tmp_path / "report"),
+            "--judge",
+        ],
         ["audit", str(recording)],
     ]
     answers = _answers(tmp_path, commands)
-    assert {words: code for words, (code, *_) in answers.items()} == dict.fromkeys(answers, 0), answers
+    assert {words: code for words, (code, *_) in answers.items()} == dict.fromkeys(answers, 0), (
+        answers
+    )
     assert (tmp_path / "report" / "index.html").exists()
 
 
@@ -76,9 +101,13 @@ runpy.run_path(PLAIN, run_name="__main__")
 
 def test_an_audit_runs_a_job_that_has_a_torch_of_its_own(tmp_path: Path) -> None:
     plain = Path(__file__).parents[2] / "examples" / "jobs" / "plain.py"
-    (tmp_path / "job.py").write_text(_JOB.replace("PLAIN", repr(str(plain))).replace("FOLDER", repr(str(plain.parent))))
+    (tmp_path / "job.py").write_text(
+        _JOB.replace("PLAIN", repr(str(plain))).replace("FOLDER", repr(str(plain.parent)))
+    )
     keys = ["audit.references=1", "failure=kill", "failure.steps=[13]", "run_dir=audited"]
-    (answer,) = _answers(tmp_path, [["audit", *keys, "--", sys.executable, "job.py", "{dir}"]]).values()
+    (answer,) = _answers(
+        tmp_path, [["audit", *keys, "--", sys.executable, "job.py", "{dir}"]]
+    ).values()
     assert answer[0] == 0 and answer[1].startswith("audited: valid: "), answer
 
 
@@ -87,7 +116,10 @@ def test_torch_comes_with_an_extra_and_with_what_trains() -> None:
     extras = project["optional-dependencies"]
     assert not [text for text in project["dependencies"] if text.startswith("torch")]
     assert [text.partition(">")[0] for text in extras["train"]] == ["torch", "torchvision"]
-    assert all("train" in text for text in (extras["dev"][0], extras["slurm"][0], extras["checkpointers"][0])), "`make install` installs dev"
+    assert all(
+        "train" in text
+        for text in (extras["dev"][0], extras["slurm"][0], extras["checkpointers"][0])
+    ), "`make install` installs dev"
 
 
 def test_what_trains_says_what_is_missing_before_anything_is_launched(tmp_path: Path) -> None:
@@ -101,11 +133,16 @@ def test_what_trains_says_what_is_missing_before_anything_is_launched(tmp_path: 
     for words, (code, out, err) in _answers(tmp_path, commands).items():
         assert (code, out) == (2, ""), words
         line = err.splitlines()[-1]
-        assert line.startswith("ecrl: error: E-config torch: what lies in") and "-m pip install torch torchvision" in line, words
+        assert (
+            line.startswith("ecrl: error: E-config torch: what lies in")
+            and "-m pip install torch torchvision" in line
+        ), words
     assert not run.exists()
 
 
-def test_a_torch_that_is_not_installed_is_told_from_one_for_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_not_installed_is_told_from_one_for_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.check_torch()  # the one that the tests run with
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)

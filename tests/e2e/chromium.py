@@ -1,4 +1,6 @@
-"""A headless Chromium that tests can talk to: pages, keys, the console, print and pictures, over its debugging pipe (no port, no dependency)."""
+"""A headless Chromium that tests can talk to: pages, keys, the console, print and pictures, over
+its debugging pipe (no port, no dependency).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,36 @@ from ecrl_cli.linux.prerequisites import program
 
 CHROMIUM = program("chromium") or None
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--remote-debugging-pipe",
+    ),
 )
 # Chromium reads commands from descriptor 3 and answers on 4.
-LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4);"
+    " os.execv(sys.argv[3], sys.argv[3:])"
+)
 PATIENCE = 60.0  # seconds for an answer
-KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "ArrowRight": (39, ""), "ArrowLeft": (37, ""), "End": (35, ""), "Home": (36, "")}
+KEYS = {
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "Tab": (9, ""),
+    "ArrowRight": (39, ""),
+    "ArrowLeft": (37, ""),
+    "End": (35, ""),
+    "Home": (36, ""),
+}
 
 
 class Chromium:
@@ -35,10 +60,27 @@ class Chromium:
     def __init__(self, profile: str) -> None:
         theirs, ours = _high_pipe()
         mine, yours = _high_pipe()
-        command = [sys.executable, "-c", LAUNCH, str(theirs), str(yours), str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        command = [
+            sys.executable,
+            "-c",
+            LAUNCH,
+            str(theirs),
+            str(yours),
+            str(CHROMIUM),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         environment = {**os.environ, "HOME": profile}
         silent = subprocess.DEVNULL
-        self.process = subprocess.Popen(command, pass_fds=(theirs, yours), env=environment, stdin=silent, stdout=silent, stderr=silent)
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=(theirs, yours),
+            env=environment,
+            stdin=silent,
+            stdout=silent,
+            stderr=silent,
+        )
         os.close(theirs)
         os.close(yours)
         self.to, self.back = ours, mine
@@ -48,7 +90,9 @@ class Chromium:
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
         """The result of a command; RuntimeError with what the browser said against it."""
         self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        message = {"id": self.number, "method": method, "params": parameters} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self.to, json.dumps(message).encode() + b"\0")
         while True:
             answer = self.read()
@@ -80,13 +124,29 @@ class Chromium:
             os.close(end)
         self.process.wait(timeout=PATIENCE)
 
-    def open(self, address: str, width: int = 1200, height: int = 900, *, media: dict[str, str] | None = None) -> Tab:
-        """A new tab that has loaded `address`. `media`: such as {"prefers-color-scheme": "dark"}."""
+    def open(
+        self,
+        address: str,
+        width: int = 1200,
+        height: int = 900,
+        *,
+        media: dict[str, str] | None = None,
+    ) -> Tab:
+        """A new tab that has loaded `address`. `media`: such as {"prefers-color-scheme":
+        "dark"}.
+        """
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable", session)
-        self.call("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            session,
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         features = [{"name": name, "value": value} for name, value in (media or {}).items()]
         self.call("Emulation.setEmulatedMedia", session, features=features)
         tab = Tab(self, session, target)
@@ -105,14 +165,25 @@ class Tab:
         return self.browser.call(method, self.session, **parameters)
 
     def wait_for(self, event: str) -> None:
-        while not any(found["method"] == event and found.get("sessionId") == self.session for found in self.browser.events):
+        while not any(
+            found["method"] == event and found.get("sessionId") == self.session
+            for found in self.browser.events
+        ):
             self.browser.read()
 
     def run(self, script: str) -> Any:
         """The value of an expression; RuntimeError where it throws."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"].get("exception", {}).get("description", found["exceptionDetails"])))
+            raise RuntimeError(
+                json.dumps(
+                    found["exceptionDetails"]
+                    .get("exception", {})
+                    .get("description", found["exceptionDetails"])
+                )
+            )
         return found["result"].get("value")
 
     def press(self, *keys: str) -> None:
@@ -120,13 +191,27 @@ class Tab:
         for key in keys:
             code, text = KEYS.get(key, (ord(key.upper()), key) if len(key) == 1 else (0, ""))
             shared = {"key": key, "windowsVirtualKeyCode": code}
-            self.call("Input.dispatchKeyEvent", type="keyDown", **shared, **({"text": text} if text else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                **shared,
+                **({"text": text} if text else {}),
+            )
             self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
 
     def point(self, selector: str) -> tuple[float, float]:
-        """Move the pointer over the middle of the first element of `selector`, scrolled into view; gives where that is."""
-        box = f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-        at = self.run(box + " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()")
+        """Move the pointer over the middle of the first element of `selector`, scrolled into view;
+        gives where that is.
+        """
+        box = (
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
+        )
+        at = self.run(
+            box
+            + " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height /"
+            " 2]; })()"
+        )
         self.await_two_frames()
         self.move(at[0], at[1])
         return at[0], at[1]
@@ -137,7 +222,10 @@ class Tab:
 
     def await_two_frames(self) -> None:
         """Two frames later: what a script has set off is drawn."""
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+        self.run(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() =>"
+            " done(true))))"
+        )
 
     def picture(self) -> bytes:
         """What is to be seen, as PNG."""
@@ -145,7 +233,11 @@ class Tab:
 
     def printed(self) -> bytes:
         """As PDF on A4."""
-        return base64.b64decode(self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)["data"])
+        return base64.b64decode(
+            self.call(
+                "Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True
+            )["data"]
+        )
 
     def complaints(self) -> list[str]:
         """What stands in the console: errors, warnings, refusals of the security policy."""

@@ -1,4 +1,6 @@
-"""Real runs with bugs planted into them, by the code path of `ecrl train`: all of one zygote, which imports torch once."""
+"""Real runs with bugs planted into them, by the code path of `ecrl train`: all of one zygote, which
+imports torch once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _TINY: Keys = {
 
 
 class PlantedRuns:
-    """`folder`: where the runs lie. Each is made, and judged, when it is first asked for, by `launchers`, whose ranks have STATE_BUGS planted."""
+    """`folder`: where the runs lie. Each is made, and judged, when it is first asked for, by
+    `launchers`, whose ranks have STATE_BUGS planted.
+    """
 
     def __init__(self, folder: Path, launchers: LauncherCache) -> None:
         self._folder, self._launchers = folder, launchers
@@ -38,21 +42,41 @@ class PlantedRuns:
     def of(self, name: str) -> tuple[Path, Verdict]:
         """The run with that bug, and the verdict on it."""
         bug = STATE_BUGS[name]
-        reference = self._run(f"ref-{_key(bug.model)}" + suite_of(name) * bug.in_model, bug.model, suite_of(name) if bug.in_model else "")
+        reference = self._run(
+            f"ref-{_key(bug.model)}" + suite_of(name) * bug.in_model,
+            bug.model,
+            suite_of(name) if bug.in_model else "",
+        )
         return self._judged(suite_of(name), bug, reference, suite_of(name))
 
     def resized(self, name: str) -> Path:
-        """Two ranks, then one, not struck, with that bug: any reference with the same sizes would have it too."""
-        return self._run(f"{suite_of(name)}-resized", STATE_BUGS[name].model | {"elastic": {"schedule": {6: 1}}}, suite_of(name))
+        """Two ranks, then one, not struck, with that bug: any reference with the same sizes would
+        have it too.
+        """
+        return self._run(
+            f"{suite_of(name)}-resized",
+            STATE_BUGS[name].model | {"elastic": {"schedule": {6: 1}}},
+            suite_of(name),
+        )
 
     def honest(self, bug: StateBug) -> tuple[Path, Verdict]:
         """The same run without the bug."""
         reference = self._run(f"ref-{_key(bug.model)}", bug.model, "")
-        return self._judged(f"honest-{_key(bug.model)}-{bug.recovery}-{bug.steps}", bug, reference, "")
+        return self._judged(
+            f"honest-{_key(bug.model)}-{bug.recovery}-{bug.steps}", bug, reference, ""
+        )
 
-    def _judged(self, name: str, bug: StateBug, reference: Path, suite: str) -> tuple[Path, Verdict]:
-        struck = {"failure": {"kind": "kill", "steps": list(bug.steps), "rank": 1}, "checkpoint": {"every": 6}}
-        lossy = {"recovery": {"name": bug.recovery}, "supervision": {"launcher": "zygote", "spares": int(bug.recovery == "lossy_forward")}}
+    def _judged(
+        self, name: str, bug: StateBug, reference: Path, suite: str
+    ) -> tuple[Path, Verdict]:
+        struck = {
+            "failure": {"kind": "kill", "steps": list(bug.steps), "rank": 1},
+            "checkpoint": {"every": 6},
+        }
+        lossy = {
+            "recovery": {"name": bug.recovery},
+            "supervision": {"launcher": "zygote", "spares": int(bug.recovery == "lossy_forward")},
+        }
         made = self._run(name, bug.model | struck | lossy, suite)
         if name not in self._verdicts:
             self._verdicts[name] = verify_run(made, reference, self._known)
@@ -61,8 +85,18 @@ class PlantedRuns:
     def _run(self, name: str, keys: Keys, suite: str) -> Path:
         root = self._folder / name
         if not root.exists():
-            config = build(_merged({"checkpoint": {"every": 6}, "supervision": {"launcher": "zygote"}}, _TINY, keys, {"suite_name": suite}))
-            result = run(plan_run(config, root), RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()))
+            config = build(
+                _merged(
+                    {"checkpoint": {"every": 6}, "supervision": {"launcher": "zygote"}},
+                    _TINY,
+                    keys,
+                    {"suite_name": suite},
+                )
+            )
+            result = run(
+                plan_run(config, root),
+                RunContext(lambda line: None, self._launchers, show=lambda *given: SilentUI()),
+            )
             assert result.exit_code == 0, result
         return root
 
@@ -76,5 +110,9 @@ def _merged(*parts: Mapping[str, Any]) -> Keys:
     found: Keys = {}
     for part in parts:
         for key, value in part.items():
-            found[key] = _merged(found[key], value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+            found[key] = (
+                _merged(found[key], value)
+                if isinstance(value, dict) and isinstance(found.get(key), dict)
+                else value
+            )
     return found

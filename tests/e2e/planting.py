@@ -17,7 +17,8 @@ _CHOICE = """
     module.Session.__init__ = spoilt
 """
 
-# One process may supervise several runs, one after the other: what is patched for one is put back after it.
+# One process may supervise several runs, one after the other: what is patched for one is put back
+# after it.
 _SUPERVISED = """
     run = module.Supervisor.run
     def spoilt(self, lock):
@@ -40,15 +41,31 @@ def suite_of(bug: str) -> str:
     return re.sub(r"\W+", "_", bug)
 
 
-def plant(folder: Path, bugs: dict[str, tuple[str, str]], of_supervisor: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment in which each run has its own of `bugs`: by name, the module that is spoilt in every rank, and how.
+def plant(
+    folder: Path, bugs: dict[str, tuple[str, str]], of_supervisor: dict[str, str] | None = None
+) -> dict[str, str]:
+    """The environment in which each run has its own of `bugs`: by name, the module that is spoilt
+    in every rank, and how.
 
-    `of_supervisor`: by name, how the supervisor is spoilt: lines that have `patch(owner, name, value)`, which lasts as long as the run.
+    `of_supervisor`: by name, how the supervisor is spoilt: lines that have `patch(owner, name,
+    value)`, which lasts as long as the run.
     """
-    text = ["import importlib", site("ecrl_cli.training.session", _CHOICE), "BUGS = {}", "SUPERVISED = {}"]
-    text.append(site("ecrl_cli.supervision.supervisor", _SUPERVISED).replace("Plant", "SupervisorPlant").replace("spoil(", "spoil_supervisor("))
+    text = [
+        "import importlib",
+        site("ecrl_cli.training.session", _CHOICE),
+        "BUGS = {}",
+        "SUPERVISED = {}",
+    ]
+    text.append(
+        site("ecrl_cli.supervision.supervisor", _SUPERVISED)
+        .replace("Plant", "SupervisorPlant")
+        .replace("spoil(", "spoil_supervisor(")
+    )
     for name, (module, body) in bugs.items():
-        text += [f"def bug(module):\n{body}", f"BUGS[{suite_of(name)!r}] = lambda bug=bug: bug(importlib.import_module({module!r}))"]
+        text += [
+            f"def bug(module):\n{body}",
+            f"BUGS[{suite_of(name)!r}] = lambda bug=bug: bug(importlib.import_module({module!r}))",
+        ]
     for name, body in (of_supervisor or {}).items():
         text += [f"def bug(patch):\n{body}", f"SUPERVISED[{suite_of(name)!r}] = bug"]
     folder.mkdir()

@@ -12,7 +12,8 @@ from ecrl_cli.records.events import RankLine
 from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 
-# Small enough for seconds, odd enough to be honest: kills off the boundary, of a rank that is not rank 0.
+# Small enough for seconds, odd enough to be honest: kills off the boundary, of a rank that is not
+# rank 0.
 _TINY = {
     "dataset": "digits",
     "model": "small_cnn",
@@ -29,7 +30,9 @@ _TINY = {
 
 
 def tiny(*changes: str) -> list[str]:
-    """The overrides of a small run, with `changes` (KEY=VALUE; an empty VALUE leaves the key out)."""
+    """The overrides of a small run, with `changes` (KEY=VALUE; an empty VALUE leaves the key
+    out).
+    """
     keys = _TINY | dict(change.split("=", 1) for change in changes)
     return [f"{key}={value}" for key, value in keys.items() if value]
 
@@ -65,12 +68,22 @@ def end_state(run: Path) -> dict[str, Any]:
 def last_losses(run: Path, rank: int) -> dict[int, float]:
     """The loss of every step as the last attempt that did it logged it."""
     layout = RunLayout(run)
-    lines = [line for a in layout.attempts() for line in read_journal(layout.attempt(a).rank(rank), RankLine).events]
+    lines = [
+        line
+        for a in layout.attempts()
+        for line in read_journal(layout.attempt(a).rank(rank), RankLine).events
+    ]
     return {line.global_step: line.loss for line in lines}
 
 
 def records_naming(run: Path, folder: Path) -> list[str]:
-    """The record files of `run`, relative to it, in which `folder` is written: none may be, so that a run that is moved stays what it was."""
+    """The record files of `run`, relative to it, in which `folder` is written: none may be, so that
+    a run that is moved stays what it was.
+    """
     wanted = str(folder).encode()
-    found = [path for path in record_files(RunLayout(run)) if path.suffix in (".json", ".jsonl") and wanted in path.read_bytes()]
+    found = [
+        path
+        for path in record_files(RunLayout(run))
+        if path.suffix in (".json", ".jsonl") and wanted in path.read_bytes()
+    ]
     return [path.relative_to(run).as_posix() for path in found]

@@ -1,4 +1,6 @@
-"""A real Slurm on this one host: munge, a controller and three nodes, all of them children of the tests and gone with them."""
+"""A real Slurm on this one host: munge, a controller and three nodes, all of them children of the
+tests and gone with them.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,25 @@ class Slurm:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def ask(self, *words: str) -> str:
-        return subprocess.run(words, env={**os.environ, **self.environment}, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            words,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
 
     def start(self, name: str, *words: str) -> None:
         daemon, *rest = words
         with (self.root / f"{name}.log").open("ab") as log:
             given = {"PATH": os.environ["PATH"], **self.environment}
-            self.daemons[name] = subprocess.Popen([program(daemon), *rest], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given)
+            self.daemons[name] = subprocess.Popen(
+                [program(daemon), *rest],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=given,
+            )
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> None:
         """Return once `ready` (a bounded wait for an event, not a pause)."""
@@ -75,8 +89,19 @@ class Slurm:
 
     def _seen(self) -> str:
         views = (["squeue"], ["squeue", "-s"], ["sinfo", "-N"])
-        asked = [subprocess.run(v, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False).stdout for v in views]
-        return "\n".join([*asked, *(f"{log.name}: {log.read_text()[-800:]}" for log in self.root.glob("*.log"))])
+        asked = [
+            subprocess.run(
+                v,
+                env={**os.environ, **self.environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout
+            for v in views
+        ]
+        return "\n".join(
+            [*asked, *(f"{log.name}: {log.read_text()[-800:]}" for log in self.root.glob("*.log"))]
+        )
 
     def idle(self) -> bool:
         return self.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(NODES)
@@ -84,7 +109,11 @@ class Slurm:
     def lose(self, node: str) -> None:
         """All that runs on `node` dies at once, its slurmd too."""
         tasks = [process for process in psutil.process_iter() if _on(process, node)]
-        steps = {above for process in tasks if (above := process.parent()) and above.name().startswith("slurmstepd")}
+        steps = {
+            above
+            for process in tasks
+            if (above := process.parent()) and above.name().startswith("slurmstepd")
+        }
         assert tasks, f"nothing runs on {node}"
         for process in (psutil.Process(self.daemons[node].pid), *steps, *tasks):
             process.send_signal(signal.SIGKILL)
@@ -92,10 +121,21 @@ class Slurm:
 
     def allocated(self) -> list[str]:
         """The nodes of the one job that runs, in order."""
-        return self.ask("scontrol", "show", "hostnames", self.ask("squeue", "-h", "-t", "R", "-o", "%N").split()[0]).split()
+        return self.ask(
+            "scontrol",
+            "show",
+            "hostnames",
+            self.ask("squeue", "-h", "-t", "R", "-o", "%N").split()[0],
+        ).split()
 
     def close(self) -> None:
-        subprocess.run(["scancel", "-u", "root"], env={**os.environ, **self.environment}, check=False, capture_output=True, timeout=20)
+        subprocess.run(
+            ["scancel", "-u", "root"],
+            env={**os.environ, **self.environment},
+            check=False,
+            capture_output=True,
+            timeout=20,
+        )
         for process in psutil.process_iter():
             if _of(process, self.root):
                 process.kill()
@@ -108,15 +148,32 @@ class Slurm:
 def slurm(root: Path) -> Iterator[Slurm]:
     """Three idle nodes of two processors each."""
     host, ports = socket.gethostname(), _free_ports(4)
-    lines = [f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={p} CPUs=2 RealMemory=1000" for n, p in zip(NODES, ports[1:], strict=True)]
-    (root / "slurm.conf").write_text(_CONF.format(host=host, ports=ports, root=root, nodes="\n".join(lines)))
+    lines = [
+        f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={p} CPUs=2 RealMemory=1000"
+        for n, p in zip(NODES, ports[1:], strict=True)
+    ]
+    (root / "slurm.conf").write_text(
+        _CONF.format(host=host, ports=ports, root=root, nodes="\n".join(lines))
+    )
     (root / "state").mkdir()
     (root / "key").write_bytes(os.urandom(128))
     (root / "key").chmod(0o600)
     cluster = Slurm(root, {"SLURM_CONF": str(root / "slurm.conf")})
     try:
-        files = {"socket": "munge.socket", "key-file": "key", "pid-file": "munge.pid", "log-file": "munge.log", "seed-file": "munge.seed"}
-        cluster.start("munge", "munged", "--foreground", "--force", *(f"--{option}={root / name}" for option, name in files.items()))
+        files = {
+            "socket": "munge.socket",
+            "key-file": "key",
+            "pid-file": "munge.pid",
+            "log-file": "munge.log",
+            "seed-file": "munge.seed",
+        }
+        cluster.start(
+            "munge",
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{option}={root / name}" for option, name in files.items()),
+        )
         cluster.wait("munge", (root / "munge.socket").exists, 10)
         cluster.start("slurmctld", "slurmctld", "-D")
         for node in NODES:
@@ -128,7 +185,12 @@ def slurm(root: Path) -> Iterator[Slurm]:
 
 
 def _up(cluster: Slurm) -> bool:
-    asked = subprocess.run(["scontrol", "ping"], env={**os.environ, **cluster.environment}, check=False, capture_output=True)
+    asked = subprocess.run(
+        ["scontrol", "ping"],
+        env={**os.environ, **cluster.environment},
+        check=False,
+        capture_output=True,
+    )
     return asked.returncode == 0
 
 
@@ -152,9 +214,17 @@ def _on(process: psutil.Process, node: str) -> bool:
 def _of(process: psutil.Process, root: Path) -> bool:
     """Whether a process was started by this Slurm: a step's daemon, or what runs in a step."""
     try:
-        if process.name().startswith("slurmstepd"):  # its title has overwritten its environment; its socket lies in the spool folder
-            return any(str(connection.laddr).startswith(f"{root}/") for connection in process.net_connections("unix"))
+        # its title has overwritten its environment; its socket lies in the spool folder
+        if process.name().startswith("slurmstepd"):
+            return any(
+                str(connection.laddr).startswith(f"{root}/")
+                for connection in process.net_connections("unix")
+            )
         inside = process.environ().get("SLURM_CONF") == f"{root}/slurm.conf"
-        return inside and process.pid != os.getpid() and ("SLURM_JOB_ID" in process.environ() or process.name().startswith("slurm"))
+        return (
+            inside
+            and process.pid != os.getpid()
+            and ("SLURM_JOB_ID" in process.environ() or process.name().startswith("slurm"))
+        )
     except psutil.Error:
         return False

@@ -1,6 +1,8 @@
-"""Bugs in how training state is restored, updated and saved: planted into real runs, each with the promise whose check must find it.
+"""Bugs in how training state is restored, updated and saved: planted into real runs, each with the
+promise whose check must find it.
 
-All are of the kind that a run survives: it goes on, reaches its target, and every sample comes exactly once. Most were found in published systems.
+All are of the kind that a run survives: it goes on, reaches its target, and every sample comes
+exactly once. Most were found in published systems.
 """
 
 from __future__ import annotations
@@ -11,10 +13,17 @@ from typing import Any
 from ecrl_cli.verify.verdict import INVALID
 
 _STATE, _LEARNER = "ecrl_cli.checkpoint.capture.train_state", "ecrl_cli.training.train_step"
-STATE, TRAJECTORY, INPUT, ONCE, NO_LOSS = "state-consistent", "same-trajectory", "same-input", "exactly-once", "no-acknowledged-loss"
+STATE, TRAJECTORY, INPUT, ONCE, NO_LOSS = (
+    "state-consistent",
+    "same-trajectory",
+    "same-input",
+    "exactly-once",
+    "no-acknowledged-loss",
+)
 Keys = dict[str, Any]
 
-# The shapes of the runs; those with the same model, optimizer and precision share one undisturbed reference.
+# The shapes of the runs; those with the same model, optimizer and precision share one undisturbed
+# reference.
 VIT: Keys = {"model": {"name": "vit", "width": 16, "depth": 1, "dropout": 0.2}}
 CNN: Keys = {"model": {"name": "small_cnn", "width": 8, "depth": 2}, "state_digests": True}
 ADAMW: Keys = CNN | {"optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}
@@ -23,8 +32,9 @@ FP16: Keys = CNN | {"precision": "fp16", "state_digests": "auto"}
 
 @dataclass(frozen=True)
 class StateBug:
-    """`module` is spoilt by `body` in every process of the run. `steps`: after which rank 1 is killed; checkpoints are taken every 6 of 12 steps.
-    `promise` must be `status`, and the verdict must say `words`. `in_model`: the bug is the user's model, so that the reference has it too.
+    """`module` is spoilt by `body` in every process of the run. `steps`: after which rank 1 is
+    killed; checkpoints are taken every 6 of 12 steps. `promise` must be `status`, and the verdict
+    must say `words`. `in_model`: the bug is the user's model, so that the reference has it too.
     """
 
     module: str
@@ -39,7 +49,9 @@ class StateBug:
 
 
 def _last_train_json(change: str) -> str:
-    """The last train.json of a run that had resumed is written wrong; the state that goes on is right."""
+    """The last train.json of a run that had resumed is written wrong; the state that goes on is
+    right.
+    """
     return f"""
     from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
     write = module.TrainState.train_document
@@ -104,7 +116,9 @@ def _optimizer_entry(name: str, condition: str = "True") -> str:
 
 
 def _model(forward: str) -> str:
-    """The first block of the user's model counts its calls, and what it gives depends on the count."""
+    """The first block of the user's model counts its calls, and what it gives depends on the
+    count.
+    """
     return f"""
     import torch
     class Counting(torch.nn.Module):
@@ -127,13 +141,20 @@ STATE_BUGS: dict[str, StateBug] = {
     "the last train.json with ten times the learning rate": StateBug(
         _STATE, _last_train_json('group["lr"] *= 10'), STATE, (*_TRAIN, "learning rate")
     ),
-    "the last train.json without momentum": StateBug(_STATE, _last_train_json('group["momentum"] = 0.0'), STATE, (*_TRAIN, "momentum 0.0")),
-    "the last train.json without weight decay": StateBug(_STATE, _last_train_json('group["weight_decay"] = 0.0'), STATE, (*_TRAIN, "weight_decay")),
+    "the last train.json without momentum": StateBug(
+        _STATE, _last_train_json('group["momentum"] = 0.0'), STATE, (*_TRAIN, "momentum 0.0")
+    ),
+    "the last train.json without weight decay": StateBug(
+        _STATE, _last_train_json('group["weight_decay"] = 0.0'), STATE, (*_TRAIN, "weight_decay")
+    ),
     "the last train.json with the schedule behind": StateBug(
         _STATE, _last_train_json('schedule["last_epoch"] -= 5'), STATE, (*_TRAIN, "last_epoch 7")
     ),
     "the last train.json with the cursor at 0": StateBug(
-        _STATE, _last_train_json('sampler["cursor_step"] = 0'), NO_LOSS, ("cursor_step 0, the manifest 2",)
+        _STATE,
+        _last_train_json('sampler["cursor_step"] = 0'),
+        NO_LOSS,
+        ("cursor_step 0, the manifest 2",),
     ),
     "the checkpoint holds other parameters": StateBug(
         "ecrl_cli.checkpoint.capture.staging_buffer",
@@ -150,7 +171,8 @@ STATE_BUGS: dict[str, StateBug] = {
     "rank 1 skips its last optimizer step": StateBug(
         _LEARNER,
         _in_last_step_of_rank_1(
-            "step = self.optimizer.step\n        self.optimizer.step = (lambda *given, **more: None) if last else step",
+            "step = self.optimizer.step\n        self.optimizer.step = (lambda *given, **more:"
+            " None) if last else step",
             "self.optimizer.step = step",
         ),
         STATE,
@@ -168,31 +190,59 @@ STATE_BUGS: dict[str, StateBug] = {
         CNN,
     ),
     "rank 1 steps its schedule twice in the last step": StateBug(
-        _LEARNER, _in_last_step_of_rank_1("pass", "last and self.scheduler.step()"), STATE, ("rank 1", "learning rate"), CNN
+        _LEARNER,
+        _in_last_step_of_rank_1("pass", "last and self.scheduler.step()"),
+        STATE,
+        ("rank 1", "learning rate"),
+        CNN,
     ),
     # what is restored
     "the scaler is not restored": StateBug(
         _STATE,
-        _after_restore("self.scaler.load_state_dict(dict(train['scaler'], scale=65536.0, _growth_tracker=0))"),
+        _after_restore(
+            "self.scaler.load_state_dict(dict(train['scaler'], scale=65536.0, _growth_tracker=0))"
+        ),
         STATE,
         ("growth tracker",),
         FP16,
     ),
     "the scaler is restored with half its scale": StateBug(
-        _STATE, _after_restore("self.scaler.load_state_dict(dict(train['scaler'], scale=train['scaler']['scale'] / 2))"), STATE, ("loss scale",), FP16
+        _STATE,
+        _after_restore(
+            "self.scaler.load_state_dict(dict(train['scaler'], scale=train['scaler']['scale'] / 2))"
+        ),
+        STATE,
+        ("loss scale",),
+        FP16,
     ),
-    "the schedule is stepped once more per resume": StateBug(_STATE, _after_restore("self.scheduler.step()"), STATE, ("learning rate",)),
+    "the schedule is stepped once more per resume": StateBug(
+        _STATE, _after_restore("self.scheduler.step()"), STATE, ("learning rate",)
+    ),
     "the learning rate begins anew": StateBug(
-        _STATE, _after_restore("[group.update(lr=group['initial_lr']) for group in self.optimizer.param_groups]"), STATE, ("learning rate",)
+        _STATE,
+        _after_restore(
+            "[group.update(lr=group['initial_lr']) for group in self.optimizer.param_groups]"
+        ),
+        STATE,
+        ("learning rate",),
     ),
     "weight decay is lost": StateBug(
-        _STATE, _after_restore("[group.update(weight_decay=0.0) for group in self.optimizer.param_groups]"), STATE, ("weight_decay",)
+        _STATE,
+        _after_restore("[group.update(weight_decay=0.0) for group in self.optimizer.param_groups]"),
+        STATE,
+        ("weight_decay",),
     ),
     "the momentum's factor is lost": StateBug(
-        _STATE, _after_restore("[group.update(momentum=0.5) for group in self.optimizer.param_groups]"), STATE, ("momentum",)
+        _STATE,
+        _after_restore("[group.update(momentum=0.5) for group in self.optimizer.param_groups]"),
+        STATE,
+        ("momentum",),
     ),
     "the seed is set after the state is restored": StateBug(
-        _STATE, _after_restore("import torch; torch.manual_seed(7)"), TRAJECTORY, ("first differing step is step 7",)
+        _STATE,
+        _after_restore("import torch; torch.manual_seed(7)"),
+        TRAJECTORY,
+        ("first differing step is step 7",),
     ),
     "the generators of rank 1 are not restored": StateBug(
         _STATE,
@@ -208,13 +258,32 @@ STATE_BUGS: dict[str, StateBug] = {
         ("first differing step is step 7", "rank 1"),
     ),
     "momentum of rank 1 is lost": StateBug(
-        _STATE, _optimizer_entry("momentum_buffer", "self.rank == 1"), STATE, ("step 7: ranks [0, 1]", "rank 1 differs in parameters, optimizer"), CNN
+        _STATE,
+        _optimizer_entry("momentum_buffer", "self.rank == 1"),
+        STATE,
+        ("step 7: ranks [0, 1]", "rank 1 differs in parameters, optimizer"),
+        CNN,
     ),
-    "exp_avg_sq is lost": StateBug(_STATE, _optimizer_entry("exp_avg_sq"), TRAJECTORY, ("first differing step is step 7", "optimizer"), ADAMW),
-    "Adam counts its steps anew": StateBug(_STATE, _optimizer_entry("step"), TRAJECTORY, ("first differing step is step 7", "optimizer"), ADAMW),
+    "exp_avg_sq is lost": StateBug(
+        _STATE,
+        _optimizer_entry("exp_avg_sq"),
+        TRAJECTORY,
+        ("first differing step is step 7", "optimizer"),
+        ADAMW,
+    ),
+    "Adam counts its steps anew": StateBug(
+        _STATE,
+        _optimizer_entry("step"),
+        TRAJECTORY,
+        ("first differing step is step 7", "optimizer"),
+        ADAMW,
+    ),
     "running statistics are lost": StateBug(
         _STATE,
-        _after_restore("[buffer.zero_() for name, buffer in self.model.named_buffers() if 'running_mean' in name]"),
+        _after_restore(
+            "[buffer.zero_() for name, buffer in self.model.named_buffers() if 'running_mean' in"
+            " name]"
+        ),
         TRAJECTORY,
         ("first differing step is step 7", "buffers"),
         CNN,
@@ -239,8 +308,12 @@ STATE_BUGS: dict[str, StateBug] = {
         INPUT,
         ("inputs",),
     ),
-    "rank 1 resumes one window ahead": StateBug(_STATE, _after_restore("self.rank == 1 and self.sampler.advance()"), ONCE, ("rank 1",)),
-    "the sampler's epoch begins anew": StateBug(_STATE, _after_restore("self.sampler.epoch = 0"), ONCE, ("step 7", "epoch 0")),
+    "rank 1 resumes one window ahead": StateBug(
+        _STATE, _after_restore("self.rank == 1 and self.sampler.advance()"), ONCE, ("rank 1",)
+    ),
+    "the sampler's epoch begins anew": StateBug(
+        _STATE, _after_restore("self.sampler.epoch = 0"), ONCE, ("step 7", "epoch 0")
+    ),
     "training goes on from an average": StateBug(
         _STATE,
         _after_restore("[p.data.mul_(0.999) for p in self.model.parameters()]"),
@@ -250,7 +323,12 @@ STATE_BUGS: dict[str, StateBug] = {
     ),
     # a death exactly on a checkpoint: no step is done again
     "momentum is lost where nothing is done again": StateBug(
-        _STATE, _optimizer_entry("momentum_buffer"), TRAJECTORY, ("first differing step is step 7", "optimizer"), CNN, steps=(6,)
+        _STATE,
+        _optimizer_entry("momentum_buffer"),
+        TRAJECTORY,
+        ("first differing step is step 7", "optimizer"),
+        CNN,
+        steps=(6,),
     ),
     "the model counts in an attribute": StateBug(
         "ecrl_cli.training.session",

@@ -49,7 +49,9 @@ def test_every_row_is_answered_or_excepted_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_a_bad_input(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_input(
+    row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in row.environment.items():
         monkeypatch.setenv(name, value)
@@ -80,7 +82,9 @@ def test_debug_adds_the_traceback(ecrl: Ecrl) -> None:
     assert result.stderr.splitlines()[-1].startswith("ecrl: error: E-config seed:")
 
 
-def test_a_port_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     import socket
 
@@ -93,7 +97,9 @@ def test_a_port_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert_one_line(text, f"port {port} is not free (Address already in use)")
 
 
-def test_more_ranks_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_ranks_than_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "visible_gpus", lambda: 1)
     monkeypatch.setattr(machine, "_torch_build", lambda: "2.15.0")
@@ -102,7 +108,9 @@ def test_more_ranks_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert_one_line(text, "world_size: 64 ranks asked, 1 CUDA device visible", "set device=cpu")
 
 
-def test_a_file_system_that_cannot_sync_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_system_that_cannot_sync_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse(path: Path) -> None:
         raise OSError(errno.EINVAL, "Invalid argument", str(path))
 
@@ -110,20 +118,30 @@ def test_a_file_system_that_cannot_sync_a_directory(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("ecrl_cli.runs.run_dir.sync_directory", refuse)
     code, text = answer(("global_batch=64",), capsys)
     assert code == 2
-    assert_one_line(text, "write_mode: directory sync is not supported", "EINVAL", "write_mode=atomic_nodirsync")
+    assert_one_line(
+        text, "write_mode: directory sync is not supported", "EINVAL", "write_mode=atomic_nodirsync"
+    )
 
 
-def test_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = os.statvfs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*tuple(real)[:8], os.ST_RDONLY, real.f_namemax)))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: os.statvfs_result((*tuple(real)[:8], os.ST_RDONLY, real.f_namemax)),
+    )
     code, text = answer(("global_batch=64",), capsys)
     assert code == 2
     assert_one_line(text, "run_dir:", "is mounted read-only", "choose another run_dir")
 
 
 def _give_up_the_right_to_write_anywhere() -> None:
-    """Before the command starts: root keeps its name but not the capability that overrides file modes."""
+    """Before the command starts: root keeps its name but not the capability that overrides file
+    modes.
+    """
     import ctypes
 
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -150,10 +168,14 @@ def test_no_write_permission(unwritable: Path) -> None:
         preexec_fn=_give_up_the_right_to_write_anywhere,
     )
     assert result.returncode == 2
-    assert_one_line(result.stderr, "run_dir: no write permission on", "mode 0555", "choose another run_dir")
+    assert_one_line(
+        result.stderr, "run_dir: no write permission on", "mode 0555", "choose another run_dir"
+    )
 
 
-def test_a_run_directory_that_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_directory_that_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     recorded(tmp_path)
     with run_lock(RunLayout(tmp_path / "run")):

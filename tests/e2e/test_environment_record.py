@@ -23,14 +23,23 @@ SECRETS = {
 }
 
 
-def test_memory_swap_and_gpus_are_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_swap_and_gpus_are_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, GPU-0a, 575.57.08, 81559 MiB'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(environment, "_machine", environment._machine.__wrapped__)
     found = environment.environment(tmp_path)
-    assert found["gpus"] == [{"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-0a", "driver": "575.57.08", "memory": "81559 MiB"}]
+    assert found["gpus"] == [
+        {
+            "name": "NVIDIA H100 80GB HBM3",
+            "uuid": "GPU-0a",
+            "driver": "575.57.08",
+            "memory": "81559 MiB",
+        }
+    ]
     totals = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     assert found["swap_bytes"] == int(totals["SwapTotal"].split()[0]) * 1024
     assert found["memory_bytes"] == int(totals["MemTotal"].split()[0]) * 1024
@@ -46,14 +55,24 @@ def test_more_swap_is_no_other_machine(tmp_path: Path) -> None:
     assert "memory_bytes" in environment.disagreements({"run": layout})["run"]
 
 
-def test_no_file_of_a_run_holds_a_secret_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the supervisor or of its ranks, one of which dies with a traceback; nor do verdict, report and tracker, nor a study."""
+def test_no_file_of_a_run_holds_a_secret_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the supervisor or of its ranks, one of which dies with a traceback; nor do verdict, report
+    and tracker, nor a study.
+    """
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     environment._machine.cache_clear()  # of the time before
     launchers = SharedLaunchers(SECRETS)
     try:
-        keys = tiny("failure=raise", "failure.steps=[9]", "reference=auto", "tracker=prometheus", "tracker.place=told")
+        keys = tiny(
+            "failure=raise",
+            "failure.steps=[9]",
+            "reference=auto",
+            "tracker=prometheus",
+            "tracker.place=told",
+        )
         ecrl_in_process(tmp_path, "train", *keys, "run_dir=run", launchers=launchers)
     finally:
         launchers.end()
@@ -61,5 +80,8 @@ def test_no_file_of_a_run_holds_a_secret_of_the_environment(tmp_path: Path, monk
     ecrl_in_process(tmp_path, "study", "study=write-latency", "study.trials=2", "run_dir=study")
     assert list(tmp_path.glob("told/*.prom")) and (tmp_path / "study" / "result.json").exists()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert "Traceback" in (tmp_path / "run" / "logs" / "attempt-00" / "output.log").read_text() and len(files) > 60
+    assert (
+        "Traceback" in (tmp_path / "run" / "logs" / "attempt-00" / "output.log").read_text()
+        and len(files) > 60
+    )
     assert not [str(path) for path in files if b"planted-" in path.read_bytes()]

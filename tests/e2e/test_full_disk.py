@@ -1,4 +1,6 @@
-"""A disk that is full while a run trains: `checkpoint.on_error=stop` ends the run at the failed save, and room brings it back."""
+"""A disk that is full while a run trains: `checkpoint.on_error=stop` ends the run at the failed
+save, and room brings it back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.e2e.runs import supervisor, tiny
 
 IN_PRIVATE = ("unshare", "--mount", "--propagation", "private")
 
-# A checkpoint has 3 MB: on a disk that has shrunk to 8 there is room for the two that are kept, not for the next one.
+# A checkpoint has 3 MB: on a disk that has shrunk to 8 there is room for the two that are kept, not
+# for the next one.
 RUN = tiny(
     *(
         "world_size=1",
@@ -35,24 +38,43 @@ RUN = tiny(
 def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> None:
     train = shlex.join(command("train", *RUN))
     script = (
-        f"mkdir run && mount -t tmpfs -o size=64m,mode=700 none run || exit 99\n{train} >first.log 2>&1 &\n"
-        "until [ -e run/checkpoints/step_00000008 ] || ! kill -0 $! 2>/dev/null; do sleep 0.02; done\n"
-        "until mount -o remount,size=8m run 2>/dev/null || ! kill -0 $! 2>/dev/null; do sleep 0.005; done\n"
-        "wait $!; echo $? >first.code; cp run/supervisor.json first.json; cp run/logs/attempt-00/checkpoint_rank0.jsonl first.lines\n"
-        f"mount -o remount,size=64m run\n{train} >second.log 2>&1; echo $? >second.code\n"
-        "cp -r run kept\n"
+        f"mkdir run && mount -t tmpfs -o size=64m,mode=700 none run || exit 99\n{train} >first.log"
+        " 2>&1 &\nuntil [ -e run/checkpoints/step_00000008 ] || ! kill -0 $! 2>/dev/null; do sleep"
+        " 0.02; done\nuntil mount -o remount,size=8m run 2>/dev/null || ! kill -0 $! 2>/dev/null;"
+        " do sleep 0.005; done\nwait $!; echo $? >first.code; cp run/supervisor.json first.json;"
+        " cp run/logs/attempt-00/checkpoint_rank0.jsonl first.lines\nmount -o remount,size=64m"
+        f" run\n{train} >second.log 2>&1; echo $? >second.code\ncp -r run kept\n"
     )
     done = subprocess.run(
-        [*IN_PRIVATE, "bash", "-c", script], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=550, check=False
+        [*IN_PRIVATE, "bash", "-c", script],
+        cwd=tmp_path,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
-    assert [int(said[f"{name}.code"]) for name in ("first", "second")] == [5, 0], "\n".join(said.values())
+    assert [int(said[f"{name}.code"]) for name in ("first", "second")] == [5, 0], "\n".join(
+        said.values()
+    )
     (last,) = [line for line in said["first.log"].splitlines() if line.startswith("ecrl: error:")]
-    found = re.search(r"step (\d+) was not saved \(write: ENOSPC at checkpoints/.* \(No space left on device\)\); checkpoint.on_error=stop", last)
+    found = re.search(
+        r"step (\d+) was not saved \(write: ENOSPC at checkpoints/.* \(No space left on device\)\);"
+        r" checkpoint.on_error=stop",
+        last,
+    )
     assert found is not None, last
-    assert '"restarts": 0' in said["first.json"] and '"gave_up"' in said["first.json"] and "Traceback" not in said["first.log"]
+    assert (
+        '"restarts": 0' in said["first.json"]
+        and '"gave_up"' in said["first.json"]
+        and "Traceback" not in said["first.log"]
+    )
     assert said["first.lines"].count('"event":"failed"') == 1
     record = supervisor(tmp_path / "kept")
-    assert [attempt["resumed_from_step"] for attempt in record["attempts"]] == [0, int(found[1]) - 4]
+    assert [attempt["resumed_from_step"] for attempt in record["attempts"]] == [
+        0,
+        int(found[1]) - 4,
+    ]
     assert record["terminal_status"] == "completed"

@@ -1,4 +1,6 @@
-"""On a GPU: recovery is exact, and a deferred capture is the state of its step, bit for bit. Without one these are skipped, and say so."""
+"""On a GPU: recovery is exact, and a deferred capture is the state of its step, bit for bit.
+Without one these are skipped, and say so.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 class GpuRun(Run):
-    """`Run` on the GPU, with a parameter so large that its copy is still under way when the next step ends."""
+    """`Run` on the GPU, with a parameter so large that its copy is still under way when the next
+    step ends.
+    """
 
     def __init__(self, kind: str = "adamw", extra: int = 50_000_000) -> None:
         super().__init__(kind)
@@ -37,11 +41,16 @@ class GpuRun(Run):
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0, growth_interval=3)
-        self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1)
+        self.train_state = TrainState(
+            self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1
+        )
 
     def loss(self) -> torch.Tensor:
         large: Any = self.model.large
-        return self.model(torch.randn(8, 1, 6, 6, device="cuda")).square().mean() + large.square().mean()
+        return (
+            self.model(torch.randn(8, 1, 6, 6, device="cuda")).square().mean()
+            + large.square().mean()
+        )
 
 
 MakeRank = Callable[[GpuRun], Rank]
@@ -64,7 +73,9 @@ def rank_of(tmp_path: Path) -> Iterator[MakeRank]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_gpu_copies_while_training_goes_on_is_the_state_of_its_step(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_what_the_gpu_copies_while_training_goes_on_is_the_state_of_its_step(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setitem(OPTIMIZERS, kind, KINDS[kind])
     undisturbed = GpuRun(kind)
     expected = undisturbed.train(7)
@@ -74,14 +85,21 @@ def test_what_the_gpu_copies_while_training_goes_on_is_the_state_of_its_step(ran
     losses = rank.run.train(5)
     rank.strategy.flush()
     assert rank.saved() == digests and rank.told == []
-    assert losses == expected[2:] and rank.run.train_state.digests() == undisturbed.train_state.digests()
+    assert (
+        losses == expected[2:]
+        and rank.run.train_state.digests() == undisturbed.train_state.digests()
+    )
     (submitted,) = rank.of("submitted")
     assert submitted.reason is None and 0 < submitted.deferred_bytes < submitted.bytes
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_the_optimizer_waits_on_the_gpu_for_a_copy_that_is_late(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    """The copying stream is held up for a second or so; without the wait the state of a later step is written."""
+def test_the_optimizer_waits_on_the_gpu_for_a_copy_that_is_late(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The copying stream is held up for a second or so; without the wait the state of a later step
+    is written.
+    """
     begin = PinnedBuffer.copy_later
 
     def late(self: PinnedBuffer, tensors: dict[str, torch.Tensor]) -> Any:
@@ -97,7 +115,10 @@ def test_the_optimizer_waits_on_the_gpu_for_a_copy_that_is_late(rank_of: MakeRan
     rank.save()
     rank.run.train(3)
     rank.strategy.flush()
-    assert (rank.saved().optimizer == digests.optimizer, rank.saved().parameters == digests.parameters) == (waits, waits)
+    assert (
+        rank.saved().optimizer == digests.optimizer,
+        rank.saved().parameters == digests.parameters,
+    ) == (waits, waits)
 
 
 def test_what_is_saved_where_no_update_follows_is_whole(rank_of: MakeRank) -> None:
@@ -123,8 +144,13 @@ def test_a_parameter_that_is_written_in_forward_ends_the_deferring(rank_of: Make
     rank.strategy.flush()
     assert [line.global_step for line in rank.of("committed")] == [3]
     (failed,) = rank.of("failed")
-    assert failed.global_step == 2 and f"step 2: {CHANGED.format('parameters.last.bias')}" in str(failed.reason)
-    assert len(rank.told) == 1 and [bool(line.reason) for line in rank.of("submitted")] == [False, True]
+    assert failed.global_step == 2 and f"step 2: {CHANGED.format('parameters.last.bias')}" in str(
+        failed.reason
+    )
+    assert len(rank.told) == 1 and [bool(line.reason) for line in rank.of("submitted")] == [
+        False,
+        True,
+    ]
 
 
 def test_many_checkpoints_in_a_row_are_all_whole(rank_of: MakeRank) -> None:
@@ -144,7 +170,14 @@ SETTINGS = {
     "nccl": ["backend=nccl", "world_size=1", "supervision.launcher=torchrun"],
     "bf16": ["backend=nccl", "world_size=1", "precision=bf16", "optimizer=adamw"],
     "fp16": ["backend=nccl", "world_size=1", "precision=fp16"],
-    "vit": ["backend=gloo", "world_size=2", "model=vit", "model.width=32", "model.depth=2", "optimizer=adamw"],
+    "vit": [
+        "backend=gloo",
+        "world_size=2",
+        "model=vit",
+        "model.width=32",
+        "model.depth=2",
+        "optimizer=adamw",
+    ],
     "replicas": ["backend=gloo", "world_size=2", "elastic.replicas=4"],
     "resnet18": ["backend=nccl", "world_size=1", "model=resnet18", "model.width=8"],
 }
@@ -152,7 +185,12 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_recovery_on_a_gpu_is_exact(ecrl: Ecrl, tmp_path: Path, settings: list[str]) -> None:
-    done = ecrl("-m", *tiny("device=cuda", "failure.steps=[9,17]", "failure.rank=0", *settings), "variant=ref,ref2,blk,ovl", "run_dir=sweep")
+    done = ecrl(
+        "-m",
+        *tiny("device=cuda", "failure.steps=[9,17]", "failure.rank=0", *settings),
+        "variant=ref,ref2,blk,ovl",
+        "run_dir=sweep",
+    )
     assert done.returncode == 0, done.stderr
     runs = manifest(tmp_path / "sweep")
     for arm, run in runs.items():
@@ -162,7 +200,9 @@ def test_recovery_on_a_gpu_is_exact(ecrl: Ecrl, tmp_path: Path, settings: list[s
 
 
 def test_recovery_from_deferred_captures_is_exact(ecrl: Ecrl, tmp_path: Path) -> None:
-    given = tiny("device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0")
+    given = tiny(
+        "device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0"
+    )
     for arm in ("ref", "ovl"):
         deferred = ["checkpoint.capture=deferred"] if arm == "ovl" else []
         done = ecrl("-m", *given, *deferred, f"variant={arm}", f"run_dir={arm}")
@@ -170,12 +210,19 @@ def test_recovery_from_deferred_captures_is_exact(ecrl: Ecrl, tmp_path: Path) ->
     run, reference = manifest(tmp_path / "ovl")["ovl"], manifest(tmp_path / "ref")["ref"]
     verdict = verify_run(run, reference)
     assert verdict.status == VALID, render(verdict)
-    lines = [line for attempt in load(RunLayout(run)).attempt_logs for line in attempt.checkpoints.events if line.event == "submitted"]
+    lines = [
+        line
+        for attempt in load(RunLayout(run)).attempt_logs
+        for line in attempt.checkpoints.events
+        if line.event == "submitted"
+    ]
     assert any(line.deferred_bytes for line in lines) and end_state(run) == end_state(reference)
 
 
 def test_in_memory_snapshots_on_a_gpu_are_exact(ecrl: Ecrl, tmp_path: Path) -> None:
-    given = tiny("device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0")
+    given = tiny(
+        "device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0"
+    )
     done = ecrl("-m", *given, "variant=ref,mem", "run_dir=sweep")
     assert done.returncode == 0, done.stderr
     for run in manifest(tmp_path / "sweep").values():
@@ -183,9 +230,23 @@ def test_in_memory_snapshots_on_a_gpu_are_exact(ecrl: Ecrl, tmp_path: Path) -> N
         assert verdict.status == VALID, render(verdict)
 
 
-@pytest.mark.parametrize("arm", ["torch_save", "torch_save_durable", "dcp", "dcp_async", "torch_checkpointing", "torchsnapshot"])
-def test_other_checkpointers_on_a_gpu_are_judged_alike(ecrl: Ecrl, tmp_path: Path, arm: str) -> None:
-    given = tiny("device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0")
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "torch_save",
+        "torch_save_durable",
+        "dcp",
+        "dcp_async",
+        "torch_checkpointing",
+        "torchsnapshot",
+    ],
+)
+def test_other_checkpointers_on_a_gpu_are_judged_alike(
+    ecrl: Ecrl, tmp_path: Path, arm: str
+) -> None:
+    given = tiny(
+        "device=cuda", "backend=gloo", "world_size=2", "failure.steps=[9,17]", "failure.rank=0"
+    )
     done = ecrl("-m", *given, f"variant=ref,{arm}", "run_dir=sweep")
     assert done.returncode == 0, done.stderr
     runs = manifest(tmp_path / "sweep")

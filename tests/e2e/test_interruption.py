@@ -1,4 +1,6 @@
-"""Whatever ends the supervisor, nothing of it lives on, nothing is lost, and the same command goes on."""
+"""Whatever ends the supervisor, nothing of it lives on, nothing is lost, and the same command goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.conftest import comes_true, command, processes_of
 from tests.e2e.runs import end_state, metrics, steps_logged, supervisor, tiny
 from tests.in_process import ecrl_in_process
 
-LONG = tiny("target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher=")
+LONG = tiny(
+    "target_steps=60", "failure=none", "failure.steps=", "failure.rank=", "supervision.launcher="
+)
 SELDOM = [key if key != "checkpoint.every=6" else "checkpoint.every=25" for key in LONG]
 
 
@@ -37,13 +41,17 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     """As `nohup ecrl train ... &` in a script does: SIGINT and SIGHUP begin ignored."""
     ignoring = "trap '' INT HUP; exec \"$@\""
     words = ["sh", "-c", ignoring, "sh", *command("train", *arguments)]
-    return subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str], attempt: int = 0) -> None:
     """Return once rank 0 has logged `step` lines (a bounded wait for an event, not a pause)."""
     comes_true(lambda: steps_logged(run, attempt) >= step or process.poll() is not None)
-    assert process.poll() is None and steps_logged(run, attempt) >= step, f"step {step} was not reached: {process.communicate()[0]}"
+    assert process.poll() is None and steps_logged(run, attempt) >= step, (
+        f"step {step} was not reached: {process.communicate()[0]}"
+    )
 
 
 def gone(folder: Path) -> bool:
@@ -51,7 +59,9 @@ def gone(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "zygote"])
-def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(tmp_path: Path, reference: Path, launcher: str) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_the_run_goes_on(
+    tmp_path: Path, reference: Path, launcher: str
+) -> None:
     arguments = [*LONG, f"supervision.launcher={launcher}", "variant=ovl", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
@@ -71,10 +81,20 @@ def ranks_of(run: Path, attempt: int) -> list[int]:
 
 
 @pytest.mark.parametrize("strategy", ["ovl", pytest.param("blk", marks=pytest.mark.slow)])
-def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(tmp_path: Path, reference: Path, strategy: str) -> None:
-    """A rank is stopped: found, named, the job goes on. Ctrl-C: the last step done is durable, and the run ends as if nothing had been."""
+def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(
+    tmp_path: Path, reference: Path, strategy: str
+) -> None:
+    """A rank is stopped: found, named, the job goes on. Ctrl-C: the last step done is durable, and
+    the run ends as if nothing had been.
+    """
     run = tmp_path / "run"
-    arguments = [*SELDOM, "supervision.launcher=zygote", "supervision.hang_timeout_s=2", f"variant={strategy}", "run_dir=run"]
+    arguments = [
+        *SELDOM,
+        "supervision.launcher=zygote",
+        "supervision.hang_timeout_s=2",
+        f"variant={strategy}",
+        "run_dir=run",
+    ]
     process = start(tmp_path, *arguments)
     wait_for_step(run, 30, process)
     os.kill(ranks_of(run, 0)[1], signal.SIGSTOP)
@@ -85,7 +105,11 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(tmp_path: Pat
     assert not processes_of(run)
     assert "Traceback" not in said
     hung, stopped = supervisor(run)["attempts"]
-    assert (hung["outcome"], hung["hang"]["ranks"], stopped["outcome"]) == ("hung", [1], "stopped"), said
+    assert (hung["outcome"], hung["hang"]["ranks"], stopped["outcome"]) == (
+        "hung",
+        [1],
+        "stopped",
+    ), said
     assert "hung: rank 1 is stopped in" in said
     assert "train_loop.py" in RunLayout(run).attempt(0).stacks(1).read_text()
     assert f"step {stopped['last_step']} is durable" in said, "all that was done is kept"
@@ -96,9 +120,18 @@ def test_a_hang_and_a_stop_with_grace_change_nothing_of_the_result(tmp_path: Pat
     ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference))
 
 
-def test_a_second_supervisor_is_turned_away_and_a_second_ctrl_c_ends_all_at_once(tmp_path: Path, reference: Path) -> None:
+def test_a_second_supervisor_is_turned_away_and_a_second_ctrl_c_ends_all_at_once(
+    tmp_path: Path, reference: Path
+) -> None:
     """And the run resumes."""
-    arguments = [*LONG, "supervision.launcher=zygote", "supervision.grace_s=3600", "supervision.hang_timeout_s=3600", "variant=ovl", "run_dir=run"]
+    arguments = [
+        *LONG,
+        "supervision.launcher=zygote",
+        "supervision.grace_s=3600",
+        "supervision.hang_timeout_s=3600",
+        "variant=ovl",
+        "run_dir=run",
+    ]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)
     os.kill(ranks_of(tmp_path / "run", 0)[1], signal.SIGSTOP)  # the first one is heard by nobody
@@ -116,13 +149,19 @@ def test_a_second_supervisor_is_turned_away_and_a_second_ctrl_c_ends_all_at_once
     assert supervisor(tmp_path / "run")["terminal_status"] == "stopped"
     assert "Traceback" not in said
     sealed = ecrl_in_process(tmp_path, "verify", "run", check=3).stdout
-    assert "records-sealed: sealed" in sealed  # also a run that was stopped; going on breaks the seal
+    # also a run that was stopped; going on breaks the seal
+    assert "records-sealed: sealed" in sealed
     ecrl_in_process(tmp_path, "train", *arguments)
     assert metrics(tmp_path / "run")["committed_steps"] == 60
-    assert "records-sealed: sealed" in ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference)).stdout
+    assert (
+        "records-sealed: sealed"
+        in ecrl_in_process(tmp_path, "verify", "run", "--reference", str(reference)).stdout
+    )
 
 
-def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(tmp_path: Path, reference: Path) -> None:
+def test_a_checkpoint_damaged_between_two_attempts_is_rejected_by_name(
+    tmp_path: Path, reference: Path
+) -> None:
     arguments = [*LONG, "supervision.launcher=zygote", "variant=ref", "run_dir=run"]
     process = start(tmp_path, *arguments)
     wait_for_step(tmp_path / "run", 20, process)

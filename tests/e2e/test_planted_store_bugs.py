@@ -1,7 +1,8 @@
-"""Bugs in retention, in the choice of recovery and in the planned failures themselves, planted into real runs: `ecrl verify` names each.
+"""Bugs in retention, in the choice of recovery and in the planned failures themselves, planted into
+real runs: `ecrl verify` names each.
 
-The run without a bug: a checkpoint every 2 of 12 steps, 3 kept; its only rank is killed after step 9 and the checkpoint of step 8 damaged, which is
-refused; recovery goes on from step 6.
+The run without a bug: a checkpoint every 2 of 12 steps, 3 kept; its only rank is killed after step
+9 and the checkpoint of step 8 damaged, which is refused; recovery goes on from step 6.
 """
 
 from __future__ import annotations
@@ -21,8 +22,20 @@ from tests.conftest import run_ecrl
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import tiny
 
-NO_BAD, NO_LOSS, ACCOUNT, FAILURES = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted", "failures-once"
-SHAPE = tiny("world_size=1", "target_steps=12", "checkpoint.every=2", "failure=listed", "failure.steps=", "failure.rank=")
+NO_BAD, NO_LOSS, ACCOUNT, FAILURES = (
+    "no-bad-checkpoint",
+    "no-acknowledged-loss",
+    "checkpoints-accounted",
+    "failures-once",
+)
+SHAPE = tiny(
+    "world_size=1",
+    "target_steps=12",
+    "checkpoint.every=2",
+    "failure=listed",
+    "failure.steps=",
+    "failure.rank=",
+)
 HONEST = "none"
 pytestmark = pytest.mark.timeout(600)  # one sweep of all
 
@@ -37,7 +50,8 @@ _RETIRE = """
     module.CheckpointStore.retire = retire
 """
 
-# By name: the module that is spoilt in rank 0, and how; then the promise, its status, and what is said.
+# By name: the module that is spoilt in rank 0, and how; then the promise, its status, and what is
+# said.
 IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     "retention removes everything": (
         (_STORE, _RETIRE.replace("{which}", "self.entries()")),
@@ -64,7 +78,12 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         "while 2 newer checkpoints were there",
     ),
     "retention says nothing": (
-        (_STORE, _RETIRE.replace("{which}", "self.entries()[self.config.keep:]").replace("tuple(gone)", "()")),
+        (
+            _STORE,
+            _RETIRE.replace("{which}", "self.entries()[self.config.keep:]").replace(
+                "tuple(gone)", "()"
+            ),
+        ),
         NO_LOSS,
         INVALID,
         "step 6 was committed (attempt 0) and is gone",
@@ -107,7 +126,10 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
         ),
         ACCOUNT,
         INVALID,
-        "latest.json names step_00000010, the newest checkpoint of the completed run is step_00000012",
+        (
+            "latest.json names step_00000010, the newest checkpoint of the completed run is"
+            " step_00000012"
+        ),
     ),
 }
 
@@ -126,7 +148,10 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
 """,
         NO_BAD,
         INVALID,
-        "attempt 1 refused checkpoints/step_00000006 (hash: model.safetensors does not match its BLAKE3), and checkpoints/.rejected_",
+        (
+            "attempt 1 refused checkpoints/step_00000006 (hash: model.safetensors does not match"
+            " its BLAKE3), and checkpoints/.rejected_"
+        ),
     ),
     "a false retirement before the choice": (
         """
@@ -146,7 +171,10 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
 """,
         NO_BAD,
         INVALID,
-        "attempt 1 resumed from step 4 although step 6 was committed and is on no record as refused",
+        (
+            "attempt 1 resumed from step 4 although step 6 was committed and is on no record as"
+            " refused"
+        ),
     ),
     "a stale checkpoint without a word": (
         """
@@ -160,7 +188,10 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
 """,
         NO_BAD,
         INVALID,
-        "attempt 1 resumed from step 4 although step 6 was committed and is on no record as refused",
+        (
+            "attempt 1 resumed from step 4 although step 6 was committed and is on no record as"
+            " refused"
+        ),
     ),
     "everything begins anew": (
         """
@@ -240,7 +271,18 @@ ALL = {name: row[1:] for name, row in (IN_RANKS | IN_SUPERVISOR).items()}
 
 # Claimed, and the fault does nothing: all in one run, which then has a single attempt.
 DISARMED = (
-    *("slow_rank@2*0.02", "kill@3", "exit@4", "raise@5", "oom@6", "nan@7", "stop@8", "term@9", "readonly@10", "supervisor@11"),
+    *(
+        "slow_rank@2*0.02",
+        "kill@3",
+        "exit@4",
+        "raise@5",
+        "oom@6",
+        "nan@7",
+        "stop@8",
+        "term@9",
+        "readonly@10",
+        "supervisor@11",
+    ),
     *("enospc@1", "eio@3", "slow_disk@6*0.01"),
 )
 HARMLESS = (
@@ -265,9 +307,23 @@ HARMLESS = (
 def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Struck, with each bug and with none."""
     folder = tmp_path_factory.mktemp("spoilt")
-    environment = plant(folder / "plant", {name: row[0] for name, row in IN_RANKS.items()}, {name: row[0] for name, row in IN_SUPERVISOR.items()})
+    environment = plant(
+        folder / "plant",
+        {name: row[0] for name, row in IN_RANKS.items()},
+        {name: row[0] for name, row in IN_SUPERVISOR.items()},
+    )
     named = f"suite_name={','.join(map(suite_of, (HONEST, *ALL)))}"
-    run_ecrl(folder, "-m", *SHAPE, named, "failure.entries=[corrupt@9]", "variant=blk", "run_dir=sweep", environment=environment, timeout=500)
+    run_ecrl(
+        folder,
+        "-m",
+        *SHAPE,
+        named,
+        "failure.entries=[corrupt@9]",
+        "variant=blk",
+        "run_dir=sweep",
+        environment=environment,
+        timeout=500,
+    )
     return folder / "sweep"
 
 
@@ -276,7 +332,17 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     folder = tmp_path_factory.mktemp("harmless")
     entries = f"failure.entries=[{','.join(DISARMED)}]"
     environment = plant(folder / "plant", {"harmless": HARMLESS})
-    run_ecrl(folder, "train", *SHAPE, "suite_name=harmless", entries, "variant=blk", "run_dir=run", environment=environment, timeout=170)
+    run_ecrl(
+        folder,
+        "train",
+        *SHAPE,
+        "suite_name=harmless",
+        entries,
+        "variant=blk",
+        "run_dir=run",
+        environment=environment,
+        timeout=170,
+    )
     return RunLayout(folder / "run")
 
 

@@ -1,6 +1,8 @@
-"""A plugin of pytest (`-p tests.mutants.covering`): which test runs which line, and how long each takes, as JSON in the folder ECRL_MUTANTS_MAP.
+"""A plugin of pytest (`-p tests.mutants.covering`): which test runs which line, and how long each
+takes, as JSON in the folder ECRL_MUTANTS_MAP.
 
-One file per process: `seconds` by test, and `lines`: by file below src/, by line, the tests that run it, as places in `tests`.
+One file per process: `seconds` by test, and `lines`: by file below src/, by line, the tests that
+run it, as places in `tests`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ class Covering:
     """Measures one process of a session."""
 
     def __init__(self) -> None:
-        self.coverage = Coverage(data_file=None, source=[str(SOURCE / "ecrl_cli"), str(SOURCE / "ecrl")])
+        self.coverage = Coverage(
+            data_file=None, source=[str(SOURCE / "ecrl_cli"), str(SOURCE / "ecrl")]
+        )
         self.seconds: dict[str, float] = {}
         self.coverage.start()
 
@@ -43,10 +47,14 @@ class Covering:
         for file in data.measured_files():
             by_line = data.contexts_by_lineno(file)
             lines[str(Path(file).relative_to(SOURCE))] = {
-                str(line): sorted(places[test] for test in found if test in places) for line, found in by_line.items() if any(found)
+                str(line): sorted(places[test] for test in found if test in places)
+                for line, found in by_line.items()
+                if any(found)
             }
         folder = Path(os.environ["ECRL_MUTANTS_MAP"])
-        (folder / f"{os.getpid()}.json").write_text(json.dumps({"tests": tests, "seconds": self.seconds, "lines": lines}))
+        (folder / f"{os.getpid()}.json").write_text(
+            json.dumps({"tests": tests, "seconds": self.seconds, "lines": lines})
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,6 @@
-"""The faults that are put into a source file: one small change each, of the kinds that people make."""
+"""The faults that are put into a source file: one small change each, of the kinds that people
+make.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,21 @@ OPPOSITE: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-OTHER_CALL = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "abs": "float"}
+OTHER_CALL = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "sorted": "list",
+    "abs": "float",
+}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`before` at `line` to `last` of `file` (a path below src/) becomes `after`: bytes `begin` to `end`. `function`: where it lies."""
+    """`before` at `line` to `last` of `file` (a path below src/) becomes `after`: bytes `begin` to
+    `end`. `function`: where it lies.
+    """
 
     file: str
     function: str
@@ -56,7 +67,9 @@ class Fault:
 
 
 def faults_of(file: str, source: bytes) -> list[Fault]:
-    """Every fault of the file that still compiles, in functions and in numbers that a module gives a name."""
+    """Every fault of the file that still compiles, in functions and in numbers that a module gives
+    a name.
+    """
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -70,7 +83,8 @@ def faults_of(file: str, source: bytes) -> list[Fault]:
         try:
             compile(fault.planted(source), file, "exec")
         except (SyntaxError, ValueError):
-            continue  # in an f-string of older versions, a position that is none; a `continue` outside a loop
+            # in an f-string of older versions, a position that is none; a `continue` outside a loop
+            continue
         if after != before:
             found.append(fault)
     return found
@@ -94,7 +108,9 @@ def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST | None]]:
                         yield "<module>", node, new
 
 
-def _within(statement: ast.FunctionDef | ast.ClassDef, name: str) -> Iterator[tuple[str, ast.AST, ast.AST | None]]:
+def _within(
+    statement: ast.FunctionDef | ast.ClassDef, name: str
+) -> Iterator[tuple[str, ast.AST, ast.AST | None]]:
     for part in statement.body:
         if isinstance(part, ast.FunctionDef | ast.ClassDef):
             yield from _within(part, f"{name}.{part.name}")
@@ -130,7 +146,10 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
             for place in range(len(node.values)):
                 left = [value for at, value in enumerate(node.values) if at != place]
                 yield node, left[0] if len(left) == 1 else ast.BoolOp(node.op, left)
-            yield node, ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values)
+            yield (
+                node,
+                ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values),
+            )
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             yield node, operand
         case ast.IfExp():
@@ -154,17 +173,35 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
             yield node, ast.Constant(value * 2 or 1.0)
         case ast.Call():
             if isinstance(node.func, ast.Name) and node.func.id in OTHER_CALL:
-                yield node, ast.Call(ast.Name(OTHER_CALL[node.func.id]), node.args, [] if node.func.id == "sorted" else node.keywords)
+                yield (
+                    node,
+                    ast.Call(
+                        ast.Name(OTHER_CALL[node.func.id]),
+                        node.args,
+                        [] if node.func.id == "sorted" else node.keywords,
+                    ),
+                )
             for place in range(len(node.keywords)):
-                yield node, ast.Call(node.func, node.args, [key for at, key in enumerate(node.keywords) if at != place])
-        case ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()) | ast.Raise() | ast.Delete():
+                yield (
+                    node,
+                    ast.Call(
+                        node.func,
+                        node.args,
+                        [key for at, key in enumerate(node.keywords) if at != place],
+                    ),
+                )
+        case (
+            ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()) | ast.Raise() | ast.Delete()
+        ):
             yield node, None
         case ast.Continue():
             yield node, ast.Break()
             yield node, None
         case ast.Break():
             yield node, ast.Continue()
-        case ast.List() | ast.Tuple() | ast.Set() if isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and len(node.elts) > 1:
+        case ast.List() | ast.Tuple() | ast.Set() if (
+            isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and len(node.elts) > 1
+        ):
             for place in range(len(node.elts)):
                 new = copy.deepcopy(node)
                 del new.elts[place]

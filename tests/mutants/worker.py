@@ -1,7 +1,9 @@
-"""`python -m tests.mutants.worker`, in a copy of the tree: runs tests against one fault after another, each in a fork that begins with all imported.
+"""`python -m tests.mutants.worker`, in a copy of the tree: runs tests against one fault after
+another, each in a fork that begins with all imported.
 
-A JSON line in: `file`, `source` (what it becomes for this fault) or null, `tests`, `silence_s` (for which none of them may end). A JSON line out:
-`code`, pytest's exit code, or null where it was silent for longer; `test`, the first that failed.
+A JSON line in: `file`, `source` (what it becomes for this fault) or null, `tests`, `silence_s` (for
+which none of them may end). A JSON line out: `code`, pytest's exit code, or null where it was
+silent for longer; `test`, the first that failed.
 """
 
 from __future__ import annotations
@@ -32,14 +34,17 @@ def main() -> None:
         if task["source"] is not None:
             original = file.read_bytes()
             file.write_text(task["source"])
-            os.utime(file, (count, count))  # no compiled file is of this time: what was compiled before does not stand for it
+            # no compiled file is of this time: what was compiled before does not stand for it
+            os.utime(file, (count, count))
         if (child := os.fork()) == 0:
             _run_tests(task["tests"], written)
         code = _ended(child, written, task["silence_s"])
         if task["source"] is not None:
             file.write_bytes(original)
         failed = FAILED.search(written.read_text(errors="replace"))
-        answers.write(json.dumps({"code": code, "test": failed.group(1) if failed else None}) + "\n")
+        answers.write(
+            json.dumps({"code": code, "test": failed.group(1) if failed else None}) + "\n"
+        )
         answers.flush()
 
 
@@ -51,7 +56,20 @@ def _run_tests(tests: list[str], written: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        code = int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--no-header"]))
+        code = int(
+            pytest.main(
+                [
+                    *tests,
+                    "-x",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "-W",
+                    "ignore::pytest.PytestAssertRewriteWarning",
+                    "--no-header",
+                ]
+            )
+        )
     except BaseException:
         code = 3
     sys.stdout.flush()
@@ -60,7 +78,9 @@ def _run_tests(tests: list[str], written: Path) -> None:
 
 
 def _ended(child: int, written: Path, silence_s: float) -> int | None:
-    """The exit code of `child`; None, and it is killed, where what it writes does not grow for so long."""
+    """The exit code of `child`; None, and it is killed, where what it writes does not grow for so
+    long.
+    """
     size, since = -1, time.monotonic()
     while time.monotonic() < since + silence_s:
         pid, status = os.waitpid(child, os.WNOHANG)

@@ -1,7 +1,9 @@
-"""Builds a complete run directory as a supervisor, two ranks and a writer leave it, in milliseconds and without torch.
+"""Builds a complete run directory as a supervisor, two ranks and a writer leave it, in milliseconds
+and without torch.
 
-The "training" is arithmetic: every rank's loss and every tensor is a function of the seed and the step, so that what is done again comes
-out the same. Order, records, chains, checkpoints and digests are the real ones.
+The "training" is arithmetic: every rank's loss and every tensor is a function of the seed and the
+step, so that what is done again comes out the same. Order, records, chains, checkpoints and digests
+are the real ones.
 """
 
 from __future__ import annotations
@@ -19,13 +21,26 @@ from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, TensorSpec, plan_image
 from ecrl_cli.checkpoint.format.manifest import components, components_of
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.format.train_document import rng_digest, saved_state, tensor_digests, train_digest
+from ecrl_cli.checkpoint.format.train_document import (
+    rng_digest,
+    saved_state,
+    tensor_digests,
+    train_digest,
+)
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.elastic import next_change, owned, world_size_after
 from ecrl_cli.config.identity import run_id
 from ecrl_cli.config.legs import schedule_after, targets
-from ecrl_cli.config.schema import CheckpointConfig, DatasetConfig, ElasticConfig, FailureConfig, RunConfig, VariantConfig, WriteModeConfig
+from ecrl_cli.config.schema import (
+    CheckpointConfig,
+    DatasetConfig,
+    ElasticConfig,
+    FailureConfig,
+    RunConfig,
+    VariantConfig,
+    WriteModeConfig,
+)
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash, position
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
@@ -66,13 +81,19 @@ PARTS = {
         TensorSpec("buffers.running_mean", "torch.float32", (4,)),
     ],
     OPTIMIZER: [TensorSpec("optimizer.weight.momentum_buffer", "torch.float32", (4, 3))],
-    RNG: [TensorSpec("rng.rank0.torch", "torch.uint8", (16,)), TensorSpec("rng.rank1.torch", "torch.uint8", (16,))],
+    RNG: [
+        TensorSpec("rng.rank0.torch", "torch.uint8", (16,)),
+        TensorSpec("rng.rank1.torch", "torch.uint8", (16,)),
+    ],
 }
 
 
-def config_of(variant: str, kind: str = "none", steps: tuple[int, ...] = (), rank: int = 0) -> RunConfig:
-    """24 steps of 8 samples on two ranks, ten steps per epoch, a checkpoint every 6 steps, three of them kept. Recorded as by a version that does not
-    have the state of each rank."""
+def config_of(
+    variant: str, kind: str = "none", steps: tuple[int, ...] = (), rank: int = 0
+) -> RunConfig:
+    """24 steps of 8 samples on two ranks, ten steps per epoch, a checkpoint every 6 steps, three of
+    them kept. Recorded as by a version that does not have the state of each rank.
+    """
     return RunConfig(
         seed=7,
         target_steps=24,
@@ -89,24 +110,32 @@ def config_of(variant: str, kind: str = "none", steps: tuple[int, ...] = (), ran
 
 @dataclass
 class RunBuilder:
-    """One run being recorded. `spoil`: by attempt, the step whose checkpoint is found damaged before that attempt's launch."""
+    """One run being recorded. `spoil`: by attempt, the step whose checkpoint is found damaged
+    before that attempt's launch.
+    """
 
     root: Path
     config: RunConfig
     spoil: dict[int, int] = field(default_factory=dict)
-    bug_from: int = 0  # from that step on a resumed attempt computes other losses and tensors: a recovery bug
+    # from that step on a resumed attempt computes other losses and tensors: a recovery bug
+    bug_from: int = 0
     now: float = 1000.0
-    own_buffers: dict[int, str] = field(default_factory=dict)  # by rank, the digest of its buffers after its steps where it is not rank 0's
-    stops: dict[int, int] = field(default_factory=dict)  # by attempt, the step after which it is told to stop
+    # by rank, the digest of its buffers after its steps where it is not rank 0's
+    own_buffers: dict[int, str] = field(default_factory=dict)
+    # by attempt, the step after which it is told to stop
+    stops: dict[int, int] = field(default_factory=dict)
     ahead: float = WALL
     boot: str = BOOT
 
     def __post_init__(self) -> None:
-        self.states = isinstance(self.config.state_digests, str)  # whether the state of each rank is recorded
+        # whether the state of each rank is recorded
+        self.states = isinstance(self.config.state_digests, str)
         self.layout = RunLayout(self.root)
         self.layout.root.mkdir(parents=True)
         self.run_id = run_id(self.config)
-        self.store = CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, self.run_id))
+        self.store = CheckpointStore(
+            self.layout.checkpoints, StoreConfig.of(self.config, self.run_id)
+        )
         self.chains: dict[int, list[str]] = {0: []}
         self.fired: set[int] = set()
         self.harmless: set[int] = set()  # entries that stay pending and strike nobody
@@ -122,16 +151,38 @@ class RunBuilder:
         write_json(self.layout.failures, encode(plan(self.config)))
         write_run_config(self.layout, self.config)
         write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
-        write_json(self.layout.environment, {"ecrl": "0.1.0", "packages": {"torch": "2.10.0"}, "machine": "x86_64", "source_sha256": "5" * 64})
+        write_json(
+            self.layout.environment,
+            {
+                "ecrl": "0.1.0",
+                "packages": {"torch": "2.10.0"},
+                "machine": "x86_64",
+                "source_sha256": "5" * 64,
+            },
+        )
         while (
-            self.attempts == [] or self.attempts[-1].outcome != "completed" or max(a.last_step or 0 for a in self.attempts) < self.config.target_steps
+            self.attempts == []
+            or self.attempts[-1].outcome != "completed"
+            or max(a.last_step or 0 for a in self.attempts) < self.config.target_steps
         ):
             self.stay()
         deaths = sum(a.outcome == "died" for a in self.attempts)
         sessions = tuple(self.sessions)
-        record = SupervisorRecord(1, self.run_id, self.config.target_steps, "completed", deaths, tuple(self.attempts), sessions, "target reached")
+        record = SupervisorRecord(
+            1,
+            self.run_id,
+            self.config.target_steps,
+            "completed",
+            deaths,
+            tuple(self.attempts),
+            sessions,
+            "target reached",
+        )
         write_json(self.layout.supervisor, encode(record))
-        write_json(self.layout.supervisor, encode(replace(record, attempts=with_phases(self.layout, record.attempts))))
+        write_json(
+            self.layout.supervisor,
+            encode(replace(record, attempts=with_phases(self.layout, record.attempts))),
+        )
         self.store.close()
         write_json(self.layout.metrics, metrics_document(load(self.layout)))
         return self.layout
@@ -139,10 +190,24 @@ class RunBuilder:
     def stay(self) -> None:
         """The supervisor from its start until a target is reached or it is told to stop."""
         began, wall, before = self.now, self.wall, len(self.attempts)
-        while len(self.attempts) == before or self.attempts[-1].outcome not in ("completed", "stopped"):
+        while len(self.attempts) == before or self.attempts[-1].outcome not in (
+            "completed",
+            "stopped",
+        ):
             self.attempts.append(self.attempt(len(self.attempts)))
         told = (15,) if self.attempts[-1].outcome == "stopped" else ()
-        self.sessions.append(SupervisorSession(began, wall, self.boot, self.tick(0.05), told, 0, "c" * 64 if self.states else "", self.wall))
+        self.sessions.append(
+            SupervisorSession(
+                began,
+                wall,
+                self.boot,
+                self.tick(0.05),
+                told,
+                0,
+                "c" * 64 if self.states else "",
+                self.wall,
+            )
+        )
 
     def attempt(self, number: int) -> Attempt:
         resumed, rejected = self.choose(number)
@@ -151,21 +216,53 @@ class RunBuilder:
         step, launched = (int(resumed.path[-8:]) if resumed else 0), self.now
         pending = tuple(entry for entry in plan(self.config) if entry.index not in self.fired)
         seen = max((a.last_step or 0 for a in self.attempts), default=0)
-        armed = {entry.global_step: entry for entry in pending if entry.moment == "boundary" and entry.index not in self.harmless}
+        armed = {
+            entry.global_step: entry
+            for entry in pending
+            if entry.moment == "boundary" and entry.index not in self.harmless
+        }
         worker = Worker(self, number, step, armed)
-        self.order(AttemptSpec(number, worker.ranks, step, resumed, seen, pending, worker.until, restored_digests=self.states), launched)
+        self.order(
+            AttemptSpec(
+                number,
+                worker.ranks,
+                step,
+                resumed,
+                seen,
+                pending,
+                worker.until,
+                restored_digests=self.states,
+            ),
+            launched,
+        )
         self.store.claim(number)
         fault, last = worker.live()
         ended = self.tick(0.2)
         victim, stopped = fault.rank if fault else None, self.stops.get(number) == last
-        exit_code, signal = (None, 15) if stopped else (0, None) if fault is None else (137, None) if fault.kind == "exit" else (None, 9)
+        exit_code, signal = (
+            (None, 15)
+            if stopped
+            else (0, None)
+            if fault is None
+            else (137, None)
+            if fault.kind == "exit"
+            else (None, 9)
+        )
         return Attempt(
             attempt=number,
             world_size=worker.ranks,
             exit_code=exit_code,
             signal=signal,
             rank=victim,
-            outcome="died" if fault else "resized" if worker.until else "stopped" if stopped else "completed",
+            outcome=(
+                "died"
+                if fault
+                else "resized"
+                if worker.until
+                else "stopped"
+                if stopped
+                else "completed"
+            ),
             resumed_from_step=step,
             resumed_from=resumed,
             rejected=rejected,
@@ -178,7 +275,9 @@ class RunBuilder:
         )
 
     def choose(self, number: int) -> tuple[ResumedFrom | None, tuple[Rejected, ...]]:
-        """What the supervisor does before a launch: the integrity check from the newest down, the refused ones set aside."""
+        """What the supervisor does before a launch: the integrity check from the newest down, the
+        refused ones set aside.
+        """
         if self.config.checkpoint.strategy == "none" or number == 0:
             return None, ()
         if number in self.spoil:
@@ -193,12 +292,20 @@ class RunBuilder:
 
     def saved_in(self, resumed: ResumedFrom | None) -> dict[str, str]:
         """What the supervisor says that the checkpoint resumed from holds."""
-        report = self.store.verify(self.layout.root / resumed.path) if resumed and self.states else None
-        return saved_state(tensor_digests(report.manifest), parse(report.train)) if report and report.manifest else {}
+        report = (
+            self.store.verify(self.layout.root / resumed.path) if resumed and self.states else None
+        )
+        return (
+            saved_state(tensor_digests(report.manifest), parse(report.train))
+            if report and report.manifest
+            else {}
+        )
 
     def order(self, order: AttemptSpec, launched: float) -> None:
         """Write launch.json, a few milliseconds before the launch."""
-        dated = replace(order, at=launched - 0.005, time=launched - 0.005 + self.ahead, boot_id=self.boot)
+        dated = replace(
+            order, at=launched - 0.005, time=launched - 0.005 + self.ahead, boot_id=self.boot
+        )
         write_json(self.layout.attempt(order.attempt).launch, encode(dated))
 
     def spoil_train(self, step: int, document: dict[str, Any]) -> dict[str, Any]:
@@ -220,18 +327,31 @@ class RunBuilder:
 class Worker:
     """All ranks of one attempt, and the one who writes."""
 
-    def __init__(self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]) -> None:
+    def __init__(
+        self, run: RunBuilder, attempt: int, step: int, armed: dict[int, PlannedFailure]
+    ) -> None:
         self.run, self.number, self.step, self.armed = run, attempt, step, armed
         self.first = step + 1
         self.logs = run.layout.attempt(attempt)
         self.ranks, self.until = run.ranks_behind(step), next_change(run.config, step)
-        self.end = min([run.stops.get(attempt, run.config.target_steps), *(end for end in targets(run.config) if end > step)])
+        self.end = min(
+            [
+                run.stops.get(attempt, run.config.target_steps),
+                *(end for end in targets(run.config) if end > step),
+            ]
+        )
         self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
-        self.spans, self.checkpoints = {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)}, Journal(self.logs.checkpoints)
+        self.spans, self.checkpoints = (
+            {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)},
+            Journal(self.logs.checkpoints),
+        )
         self.booking = set(range(self.ranks))  # those that have not died
         self.begun: float | None = None  # when a step began that somebody died in
-        self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))  # one that has left keeps its place
-        self.sampler = ResumableGlobalBatchSampler(SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas)
+        # one that has left keeps its place
+        self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))
+        self.sampler = ResumableGlobalBatchSampler(
+            SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas
+        )
         for _ in range(step):
             self.sampler.advance()
         self.loss: float | None = None
@@ -249,7 +369,9 @@ class Worker:
             self.one_step()
             if evaluation_due(self.run.config, self.step):
                 self.evaluate()
-            if self.run.config.checkpoint.strategy != "none" and (self.step % self.run.config.checkpoint.every == 0 or self.step == self.until):
+            if self.run.config.checkpoint.strategy != "none" and (
+                self.step % self.run.config.checkpoint.every == 0 or self.step == self.until
+            ):
                 self.checkpoint()
             fault = self.strike()
         if fault is None and self.until is None and self.step in targets(self.run.config):
@@ -293,50 +415,81 @@ class Worker:
     def state_of(self, rank: int) -> dict[str, Any]:
         """What the line says of the state after the step, which moves the cursor first."""
         self.sampler.advance()
-        state, scaler = self.rank_state(rank), self.scaler() if self.run.config.precision == "fp16" else (None, None)
+        state, scaler = (
+            self.rank_state(rank),
+            (self.scaler() if self.run.config.precision == "fp16" else (None, None)),
+        )
         before = position(self.step, self.sampler.steps_per_epoch)
         self.sampler.epoch, self.sampler.cursor_step = before
         found = {name: getattr(state, name) for name in RANK_COMPONENTS}
         whole = self.whole(state)
         rate = learning_rate(self.run.config, self.step)
-        return {"components": found, "state_digest": whole, "lr": rate, "loss_scale": scaler[0], "growth_tracker": scaler[1]}
+        return {
+            "components": found,
+            "state_digest": whole,
+            "lr": rate,
+            "loss_scale": scaler[0],
+            "growth_tracker": scaler[1],
+        }
 
     def restored(self) -> None:
         """What each rank holds before its first step: what `image` held after the step before."""
         for rank in range(self.ranks):
             state = self.rank_state(rank)
-            write_json(self.logs.restored(rank), encode(RestoredState(self.number, self.step, state, self.whole(state))))
+            write_json(
+                self.logs.restored(rank),
+                encode(RestoredState(self.number, self.step, state, self.whole(state))),
+            )
 
     def whole(self, state: RankState) -> str:
-        """The digest over the tensors of parameters, buffers and optimizer; of something else where the rank has buffers of its own."""
+        """The digest over the tensors of parameters, buffers and optimizer; of something else where
+        the rank has buffers of its own.
+        """
         tensors = self.tensors()
         if state.buffers != components_of(tensors).buffers:
             return digest([state.parameters, state.buffers, state.optimizer])
-        return digest([[name, sha] for name, sha in sorted(tensors.items()) if not name.startswith("rng.")])
+        return digest(
+            [[name, sha] for name, sha in sorted(tensors.items()) if not name.startswith("rng.")]
+        )
 
     def tensors(self) -> dict[str, str]:
-        return {spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes)) for part in PARTS.values() for spec in part}
+        return {
+            spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes))
+            for part in PARTS.values()
+            for spec in part
+        }
 
     def loss_of(self, rank: int) -> float | tuple[float, ...]:
         replicas = self.run.config.elastic.replicas
         if not replicas:
             return self.number_at("loss", rank, self.ranks)
-        return tuple(self.number_at("loss", replica) for replica in owned(replicas, rank, self.ranks))
+        return tuple(
+            self.number_at("loss", replica) for replica in owned(replicas, rank, self.ranks)
+        )
 
     def number_at(self, *words: object) -> float:
-        """What "training" gives at this step, which is another thing after a change of size unless there are replicas; wrong from `bug_from`
-        on in an attempt that resumed."""
+        """What "training" gives at this step, which is another thing after a change of size unless
+        there are replicas; wrong from `bug_from` on in an attempt that resumed.
+        """
         buggy = self.number > 0 and 0 < self.run.bug_from <= self.step
         elastic = self.run.config.elastic
-        changes = [change for change in elastic.schedule if change < self.step and not elastic.replicas]
-        seed = hashlib.sha256(f"{words} {self.step} {'bug' if buggy else ''} {changes}{self.run.parted(self.step)}".encode()).digest()
+        changes = [
+            change for change in elastic.schedule if change < self.step and not elastic.replicas
+        ]
+        seed = hashlib.sha256(
+            f"{words} {self.step} {'bug' if buggy else ''} {changes}{self.run.parted(self.step)}".encode()
+        ).digest()
         return int.from_bytes(seed[:6], "big") / 2**48
 
     def bytes_at(self, name: str, count: int) -> bytes:
-        return b"".join(struct.pack("<f", self.number_at(name, i)) for i in range(-(-count // 4)))[:count]
+        return b"".join(struct.pack("<f", self.number_at(name, i)) for i in range(-(-count // 4)))[
+            :count
+        ]
 
     def checkpoint(self) -> None:
-        """Copy, write, meet again: rank 0's seconds part by part, the others' as one wait. The step's own `sync` gathered the state."""
+        """Copy, write, meet again: rank 0's seconds part by part, the others' as one wait. The
+        step's own `sync` gathered the state.
+        """
         began, image = self.run.now, self.image()
         self.run.tick(0.004)
         self.book(0, "snapshot", began)
@@ -348,12 +501,19 @@ class Worker:
         self.run.chains[self.step] = list(self.chain)
         times = {"write": 0.015, "hash": 0.005, "commit": 0.006}
         seconds: dict[str, Any] = {f"{name}_s": value for name, value in times.items()}
-        where: dict[str, Any] = {"path": self.run.layout.relative(saved.path), "commit_sha256": saved.commit_sha256}
+        where: dict[str, Any] = {
+            "path": self.run.layout.relative(saved.path),
+            "commit_sha256": saved.commit_sha256,
+        }
         self.event("committed", bytes=saved.bytes, **where, **seconds)
-        with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.wall):  # the time in latest.json
+        # the time in latest.json
+        with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.wall):
             gone = self.run.store.update_pointers_and_retire(saved, image)
         for retired in gone:
-            where = {"path": self.run.layout.relative(retired.path), "commit_sha256": retired.commit_sha256}
+            where = {
+                "path": self.run.layout.relative(retired.path),
+                "commit_sha256": retired.commit_sha256,
+            }
             self.event("retired", step=retired.global_step, **where)
         self.book(0, "write_wait", writing)
         waiting = self.run.now
@@ -372,7 +532,15 @@ class Worker:
             self.book(rank, "evaluate" if rank == 0 else "sync", began)
         right = int(HELD_OUT * self.number_at("accuracy"))
         self.measured = {"accuracy": right / HELD_OUT, "loss": self.number_at("held-out loss")}
-        line = Evaluation(self.step, self.number, HELD_OUT, self.measured, self.run.now - began, self.run.now, self.run.wall)
+        line = Evaluation(
+            self.step,
+            self.number,
+            HELD_OUT,
+            self.measured,
+            self.run.now - began,
+            self.run.now,
+            self.run.wall,
+        )
         with closing(Journal(self.logs.evaluations)) as journal:
             journal.append(line)
 
@@ -382,29 +550,65 @@ class Worker:
         for offset, header in layout.headers:
             memory[offset : offset + len(header)] = header
         for place in layout.tensors:
-            memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(place.spec.name, place.spec.nbytes)
+            memory[place.offset : place.offset + place.spec.nbytes] = self.bytes_at(
+                place.spec.name, place.spec.nbytes
+            )
         document = self.run.spoil_train(self.step, self.train_state())
-        own = {"epoch": self.sampler.epoch, "cursor_step": self.sampler.cursor_step, "seed": self.run.config.seed}
-        sampler = own | document["sampler"]  # what is wrong in it is wrong in the manifest too, or the store would refuse the two
-        stamp = CheckpointMeta(self.run.run_id, self.step, sampler["epoch"], sampler["cursor_step"], sampler["seed"], self.ranks)
+        own = {
+            "epoch": self.sampler.epoch,
+            "cursor_step": self.sampler.cursor_step,
+            "seed": self.run.config.seed,
+        }
+        # what is wrong in it is wrong in the manifest too, or the store would refuse the two
+        sampler = own | document["sampler"]
+        stamp = CheckpointMeta(
+            self.run.run_id,
+            self.step,
+            sampler["epoch"],
+            sampler["cursor_step"],
+            sampler["seed"],
+            self.ranks,
+        )
         document |= {
             "schema_version": 1,
             "world_size": self.ranks,
             "loss": self.loss,
             "line_chain": self.chain,
         }
-        return CheckpointImage(stamp, memoryview(memory), layout.parts, {TRAIN: canonical_json(document)})
+        return CheckpointImage(
+            stamp, memoryview(memory), layout.parts, {TRAIN: canonical_json(document)}
+        )
 
     def train_state(self) -> dict[str, Any]:
-        """What train.json says but for the records: the schedule and the hyperparameters of the configuration."""
-        optimizer, (target, done) = self.run.config.optimizer, schedule_after(self.run.config, self.step)
+        """What train.json says but for the records: the schedule and the hyperparameters of the
+        configuration.
+        """
+        optimizer, (target, done) = (
+            self.run.config.optimizer,
+            schedule_after(self.run.config, self.step),
+        )
         rate = learning_rate(self.run.config, self.step)
-        group = {"lr": rate, "initial_lr": optimizer.lr, "momentum": optimizer.momentum, "weight_decay": optimizer.weight_decay, "params": ["weight"]}
+        group = {
+            "lr": rate,
+            "initial_lr": optimizer.lr,
+            "momentum": optimizer.momentum,
+            "weight_decay": optimizer.weight_decay,
+            "params": ["weight"],
+        }
         return {
             "global_step": self.step,
             "sampler": self.sampler.state_dict(),
-            "scheduler": {"last_epoch": done, "T_max": target, "eta_min": optimizer.min_lr, "_last_lr": [rate]},
-            "scaler": dict(zip(("scale", "_growth_tracker"), self.scaler(), strict=True)) if self.run.config.precision == "fp16" else {},
+            "scheduler": {
+                "last_epoch": done,
+                "T_max": target,
+                "eta_min": optimizer.min_lr,
+                "_last_lr": [rate],
+            },
+            "scaler": (
+                dict(zip(("scale", "_growth_tracker"), self.scaler(), strict=True))
+                if self.run.config.precision == "fp16"
+                else {}
+            ),
             "optimizer": {"param_groups": [group], "scalars": {}, "host_keys": []},
         }
 
@@ -418,15 +622,37 @@ class Worker:
         own = f"rng.rank{rank}."
         rng = {name.removeprefix(own): sha for name, sha in tensors.items() if name.startswith(own)}
         found = components_of(tensors)
-        buffers = self.run.own_buffers.get(rank, found.buffers) if self.step >= self.first else found.buffers  # restored: rank 0's
-        return RankState(rank, found.parameters, buffers, found.optimizer, rng_digest(rng), train_digest(self.train_state()))
+        # restored: rank 0's
+        buffers = (
+            self.run.own_buffers.get(rank, found.buffers)
+            if self.step >= self.first
+            else found.buffers
+        )
+        return RankState(
+            rank,
+            found.parameters,
+            buffers,
+            found.optimizer,
+            rng_digest(rng),
+            train_digest(self.train_state()),
+        )
 
     def strike(self) -> InjectedFault | None:
         entry = self.armed.get(self.step)
         if entry is None:
             return None
-        now, step = self.run.now, self.step if self.run.states else None  # earlier versions did not say
-        fired = InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, self.number, now, self.run.wall, step)
+        # earlier versions did not say
+        now, step = self.run.now, self.step if self.run.states else None
+        fired = InjectedFault(
+            entry.index,
+            entry.kind,
+            entry.rank,
+            entry.global_step,
+            self.number,
+            now,
+            self.run.wall,
+            step,
+        )
         assert claim(self.run.layout, fired)
         self.run.fired.add(entry.index)
         return fired
@@ -437,7 +663,18 @@ class Worker:
         at = self.run.now
         write_json(
             self.logs.final,
-            encode(FinalState(self.step, self.number, at, self.run.wall, *digests, loss, self.measured.get("accuracy"), self.rank_states())),
+            encode(
+                FinalState(
+                    self.step,
+                    self.number,
+                    at,
+                    self.run.wall,
+                    *digests,
+                    loss,
+                    self.measured.get("accuracy"),
+                    self.rank_states(),
+                )
+            ),
         )
         self.spend("idle", 0.01, self.step)
 
@@ -446,12 +683,18 @@ class Worker:
 
     def final_digests(self) -> tuple[str, str, str, str]:
         store = self.run.store
-        store = store if self.run.config.checkpoint.strategy != "none" else CheckpointStore(self.run.root.parent / f".scratch_{self.run.root.name}")
+        store = (
+            store
+            if self.run.config.checkpoint.strategy != "none"
+            else CheckpointStore(self.run.root.parent / f".scratch_{self.run.root.name}")
+        )
         if store is not self.run.store:
             store.claim(0)
             store.save(self.image(), 0)
         report = store.newest_valid().report
-        assert report is not None and report.manifest is not None and report.global_step == self.step
+        assert (
+            report is not None and report.manifest is not None and report.global_step == self.step
+        )
         found = components(report.manifest)
         return found.parameters, found.buffers, found.optimizer, found.rng
 
@@ -465,10 +708,15 @@ class Worker:
     def book(self, rank: int, category: str, start: float, step: int | None = None) -> None:
         """From `start` to now, for a rank that lives."""
         if rank in self.booking:
-            self.spans[rank].append(Span(category, start, self.run.now, self.number, self.step if step is None else step))
+            self.spans[rank].append(
+                Span(
+                    category, start, self.run.now, self.number, self.step if step is None else step
+                )
+            )
 
     def event(self, event: str, step: int = 0, **values: object) -> None:
-        self.checkpoints.append(CheckpointLine(event, step or self.step, self.number, self.run.now, self.run.wall, **values))  # type: ignore[arg-type]
+        at = (event, step or self.step, self.number, self.run.now, self.run.wall)
+        self.checkpoints.append(CheckpointLine(*at, **values))  # type: ignore[arg-type]
 
 
 def inputs_of(epoch: int, ids: list[int]) -> str:
@@ -495,13 +743,21 @@ def build_clean(folder: Path) -> RunLayout:
 
 
 def build_blk(folder: Path, name: str = "blk", bug_from: int = 0) -> RunLayout:
-    """Rank 1 is killed after steps 9 and 20: resumed from 6 and from 18, which are both off the boundary and both replayed."""
-    return RunBuilder(folder / name, config_of("blk", "kill", (9, 20), 1), bug_from=bug_from).build()
+    """Rank 1 is killed after steps 9 and 20: resumed from 6 and from 18, which are both off the
+    boundary and both replayed.
+    """
+    return RunBuilder(
+        folder / name, config_of("blk", "kill", (9, 20), 1), bug_from=bug_from
+    ).build()
 
 
 def build_elastic(folder: Path, name: str = "elastic", bug_from: int = 0) -> RunLayout:
-    """2 -> 1 -> 2 ranks after steps 10 and 20, killed after steps 8 and 15: resumed from 6 and 12, resized twice."""
-    config = replace(config_of("elastic", "kill", (8, 15)), elastic=ElasticConfig(schedule={10: 1, 20: 2}))
+    """2 -> 1 -> 2 ranks after steps 10 and 20, killed after steps 8 and 15: resumed from 6 and 12,
+    resized twice.
+    """
+    config = replace(
+        config_of("elastic", "kill", (8, 15)), elastic=ElasticConfig(schedule={10: 1, 20: 2})
+    )
     return RunBuilder(folder / name, config, bug_from=bug_from).build()
 
 
@@ -512,8 +768,14 @@ def build_unstruck(folder: Path) -> RunLayout:
 
 
 def build_replicas(folder: Path, name: str = "replicas", bug_from: int = 0) -> RunLayout:
-    """Four replicas on 3 -> 1 -> 4 ranks, the changes and the kills of `build_elastic`: rank 2 of 3 owns two of them."""
-    config = replace(config_of(name, "kill", (8, 15)), world_size=3, elastic=ElasticConfig(replicas=4, schedule={10: 1, 20: 4}))
+    """Four replicas on 3 -> 1 -> 4 ranks, the changes and the kills of `build_elastic`: rank 2 of 3
+    owns two of them.
+    """
+    config = replace(
+        config_of(name, "kill", (8, 15)),
+        world_size=3,
+        elastic=ElasticConfig(replicas=4, schedule={10: 1, 20: 4}),
+    )
     return RunBuilder(folder / name, config, bug_from=bug_from).build()
 
 
@@ -524,5 +786,9 @@ def build_replicas_ref(folder: Path, world_size: int = 2) -> RunLayout:
 
 
 def build_refused(folder: Path) -> RunLayout:
-    """As `build_blk`, but the checkpoint of step 18 is found damaged: set aside, resumed from 12, step 18 committed again."""
-    return RunBuilder(folder / "refused", config_of("refused", "kill", (9, 20), 1), spoil={2: 18}).build()
+    """As `build_blk`, but the checkpoint of step 18 is found damaged: set aside, resumed from 12,
+    step 18 committed again.
+    """
+    return RunBuilder(
+        folder / "refused", config_of("refused", "kill", (9, 20), 1), spoil={2: 18}
+    ).build()

@@ -1,4 +1,6 @@
-"""A built run with all that is rare: held-out evaluations, a target that was raised, a stop in between, a reboot."""
+"""A built run with all that is rare: held-out evaluations, a target that was raised, a stop in
+between, a reboot.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ FIRST = 12
 
 @dataclass
 class ContinuedBuilder(RunBuilder):
-    """The first session ends at step 12 and the next begins after a reboot, whose monotonic clock begins anew; the third has the second's boot."""
+    """The first session ends at step 12 and the next begins after a reboot, whose monotonic clock
+    begins anew; the third has the second's boot.
+    """
 
     def stay(self) -> None:
         super().stay()
@@ -25,18 +29,25 @@ class ContinuedBuilder(RunBuilder):
 
 def evaluated(variant: str, steps: tuple[int, ...] = ()) -> RunConfig:
     config = config_of(variant, "kill", steps, 1) if steps else config_of(variant)
-    return replace(config, evaluate=EvaluateConfig(every=4), dataset=replace(config.dataset, size=SAMPLES + HELD_OUT, held_out=HELD_OUT))
+    return replace(
+        config,
+        evaluate=EvaluateConfig(every=4),
+        dataset=replace(config.dataset, size=SAMPLES + HELD_OUT, held_out=HELD_OUT),
+    )
 
 
 def build_continued(folder: Path) -> RunLayout:
-    """Rank 1 is killed after step 9, resumed from 6, and done at step 12. Continued to step 24: told to stop after step 15, resumed from 12, and
-    rank 1 killed after step 20, resumed from 18."""
+    """Rank 1 is killed after step 9, resumed from 6, and done at step 12. Continued to step 24:
+    told to stop after step 15, resumed from 12, and rank 1 killed after step 20, resumed from 18.
+    """
     config = replace(evaluated("blk", (9, 20)), continued_at=(FIRST,))
     return ContinuedBuilder(folder / "continued", config, stops={2: 15}).build()
 
 
 def build_first_leg(folder: Path) -> RunLayout:
-    """Undisturbed to step 12, which was all that was asked for: the reference of what was continued later."""
+    """Undisturbed to step 12, which was all that was asked for: the reference of what was continued
+    later.
+    """
     return RunBuilder(folder / "ref", replace(evaluated("ref"), target_steps=FIRST)).build()
 
 

@@ -1,9 +1,12 @@
-"""Every field of every record of a run, changed in several ways, one at a time: what the judge then says is kept as a book of verdicts.
+"""Every field of every record of a run, changed in several ways, one at a time: what the judge then
+says is kept as a book of verdicts.
 
-    python -m tests.runs.every_field            # judge what the book holds again, and write it anew: the diff shows what is judged otherwise
-    python -m tests.runs.every_field --all      # judge every change of every run (minutes each): HOLE is written before what no one could excuse
+    python -m tests.runs.every_field            # judge what the book holds again, and write it
+    anew: the diff shows what is judged otherwise python -m tests.runs.every_field --all      #
+    judge every change of every run (minutes each): HOLE is written before what no one could excuse
 
-The runs are real ones (tests/recorded). A field is known by its file, its kind of line and its name: `logs/attempt-N/rankN.jsonl loss`.
+The runs are real ones (tests/recorded). A field is known by its file, its kind of line and its
+name: `logs/attempt-N/rankN.jsonl loss`.
 """
 
 from __future__ import annotations
@@ -35,8 +38,10 @@ from ecrl_cli.verify.verify_run import verify_run
 RECORDED = Path(__file__).parent.parent / "recorded"
 BOOK = RECORDED / "verdicts"
 RUNS = RECORDED / "v0.2.0.tar.xz"
-EACH = {"logs": 3, "supervisor.json": 4, "checkpoints": 1, "fired": 1}  # changes of a field in the book, of different runs as far as it goes; else 1
-LEFT_OUT = ("seal.json", "verdict.json", ".hydra")  # the seal would see every change, and that alone
+# changes of a field in the book, of different runs as far as it goes; else 1
+EACH = {"logs": 3, "supervisor.json": 4, "checkpoints": 1, "fired": 1}
+# the seal would see every change, and that alone
+LEFT_OUT = ("seal.json", "verdict.json", ".hydra")
 REMOVED = "(removed)"
 PATIENCE_S = 60  # a thousand times what a verdict takes
 
@@ -45,8 +50,9 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Change:
-    """Of the document in `file`, or of its line `line`, what is at `place` becomes `value`; REMOVED: is gone. Without a place it is the whole
-    line or file, with `value` instead: text."""
+    """Of the document in `file`, or of its line `line`, what is at `place` becomes `value`;
+    REMOVED: is gone. Without a place it is the whole line or file, with `value` instead: text.
+    """
 
     run: str
     file: str
@@ -63,7 +69,11 @@ class Change:
 
 def short(value: Any) -> str:
     text = value if value == REMOVED else json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:30]}..({hashlib.sha256(text.encode()).hexdigest()[:6]})"
+    return (
+        text
+        if len(text) <= 40
+        else f"{text[:30]}..({hashlib.sha256(text.encode()).hexdigest()[:6]})"
+    )
 
 
 @contextmanager
@@ -93,24 +103,42 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Every value in a document, those that hold others too, but not the document itself."""
     if place:
         yield place, value
-    items: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items: Iterable[tuple[str | int, Any]] = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from leaves(item, (*place, key))
 
 
 def kind_of(file: str, line: Any) -> str:
     numberless = re.sub(r"\d+", "N", file)
-    word = next((str(line[key]) for key in ("event", "category", "kind") if isinstance(line, dict) and key in line), "")
+    word = next(
+        (
+            str(line[key])
+            for key in ("event", "category", "kind")
+            if isinstance(line, dict) and key in line
+        ),
+        "",
+    )
     return f"{numberless} {word}".strip()
 
 
 def named(place: Place) -> str:
     """Numbers and names of tensors (`parameters.fc.weight`) are `*`."""
-    return ".".join("*" if isinstance(key, int) or key.isdigit() or "." in key else re.sub(r"\d+", "N", key) for key in place)
+    return ".".join(
+        "*" if isinstance(key, int) or key.isdigit() or "." in key else re.sub(r"\d+", "N", key)
+        for key in place
+    )
 
 
 def changed_values(value: Any, others: list[Any], draw: random.Random) -> list[Any]:
-    """What a value may be changed to, in a random order; `others`: what stands elsewhere in the same field."""
+    """What a value may be changed to, in a random order; `others`: what stands elsewhere in the
+    same field.
+    """
     found: list[Any] = [REMOVED] if value else []  # what is not there is read as empty, null or 0
     found += [None] if value is not None else [0, "x"]
     if isinstance(value, bool):
@@ -127,29 +155,42 @@ def changed_values(value: Any, others: list[Any], draw: random.Random) -> list[A
         found += [{}]
     different = [other for other in others if other != value]
     found += draw.sample(different, min(2, len(different)))
-    found = [each for number, each in enumerate(found) if each != value and each not in found[:number]]
+    found = [
+        each for number, each in enumerate(found) if each != value and each not in found[:number]
+    ]
     draw.shuffle(found)
     return found
 
 
 def changes(run: Path) -> list[Change]:
-    """Of each field of `run` some occurrences, each changed in two ways; lines removed, repeated and exchanged; files removed and emptied."""
+    """Of each field of `run` some occurrences, each changed in two ways; lines removed, repeated
+    and exchanged; files removed and emptied.
+    """
     seen: dict[str, list[tuple[str, int | None, Place, Any]]] = {}
     files: dict[str, int] = {}
     for file, line, content in documents(run):
         files[file] = -1 if line is None else line
         for place, value in leaves(content):
-            seen.setdefault(f"{kind_of(file, content)} {named(place)}", []).append((file, line, place, value))
+            seen.setdefault(f"{kind_of(file, content)} {named(place)}", []).append(
+                (file, line, place, value)
+            )
     found = []
     for field, occurrences in sorted(seen.items()):
         draw = random.Random(f"{run.name} {field}")
-        chosen = [occurrences[0], occurrences[-1], *draw.sample(occurrences, min(2, len(occurrences)))]
+        chosen = [
+            occurrences[0],
+            occurrences[-1],
+            *draw.sample(occurrences, min(2, len(occurrences))),
+        ]
         others = [value for *_, value in occurrences]
         for number in range(len(chosen)):
             file, line, place, value = chosen[number]
             if chosen[number] in chosen[:number]:
                 continue
-            found += [Change(run.name, file, line, place, new, field, value) for new in changed_values(value, others, draw)[:2]]
+            found += [
+                Change(run.name, file, line, place, new, field, value)
+                for new in changed_values(value, others, draw)[:2]
+            ]
     for file, last in sorted(files.items()):
         draw = random.Random(f"{run.name} {file}")
         kind = re.sub(r"\d+", "N", file)
@@ -157,9 +198,20 @@ def changes(run: Path) -> list[Change]:
         for line in sorted({0, last, draw.randint(0, last)}) if last >= 0 else ():
             text = (run / file).read_text().splitlines()
             found.append(Change(run.name, file, line, (), REMOVED, f"{kind} (line)"))
-            found.append(Change(run.name, file, line, (), f"{text[line]}\n{text[line]}", f"{kind} (line)"))
+            found.append(
+                Change(run.name, file, line, (), f"{text[line]}\n{text[line]}", f"{kind} (line)")
+            )
             if line < last:
-                found.append(Change(run.name, file, line, (), f"{text[line + 1]}\n{text[line]}", f"{kind} (line)"))
+                found.append(
+                    Change(
+                        run.name,
+                        file,
+                        line,
+                        (),
+                        f"{text[line + 1]}\n{text[line]}",
+                        f"{kind} (line)",
+                    )
+                )
     return found
 
 
@@ -177,11 +229,17 @@ def applied(run: Path, change: Change) -> Iterator[None]:
         else:
             lines = before.decode().splitlines()
             if change.place:
-                lines[change.line] = json.dumps(with_value(json.loads(lines[change.line]), change), separators=(",", ":"))
+                lines[change.line] = json.dumps(
+                    with_value(json.loads(lines[change.line]), change), separators=(",", ":")
+                )
             elif change.value == REMOVED:
                 del lines[change.line]
             else:
-                lines[change.line : change.line + 1 + (lines[change.line] not in change.value.splitlines()[0])] = change.value.splitlines()
+                lines[
+                    change.line : change.line
+                    + 1
+                    + (lines[change.line] not in change.value.splitlines()[0])
+                ] = change.value.splitlines()
             path.write_text("".join(line + "\n" for line in lines))
         yield
     finally:
@@ -202,7 +260,9 @@ def with_value(content: Any, change: Change) -> Any:
 
 
 class ReadOnce:
-    """While it is open, the runs that serve as references are read once, with their checkpoints: nobody changes them."""
+    """While it is open, the runs that serve as references are read once, with their checkpoints:
+    nobody changes them.
+    """
 
     def __init__(self) -> None:
         self._loaded: dict[Path, RunRecords] = {}
@@ -210,15 +270,22 @@ class ReadOnce:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        with patch("ecrl_cli.verify.reference.bounded", self._bounded), patch("ecrl_cli.verify.trajectory.on_disk", self._on_disk):
+        with (
+            patch("ecrl_cli.verify.reference.bounded", self._bounded),
+            patch("ecrl_cli.verify.trajectory.on_disk", self._on_disk),
+        ):
             yield
 
     def _bounded(self, layout: RunLayout) -> RunRecords:
         if not layout.root.name.endswith("ref"):  # the run that is judged
             return bounded(layout)
-        return self._loaded.get(layout.root) or self._loaded.setdefault(layout.root, bounded(layout))
+        return self._loaded.get(layout.root) or self._loaded.setdefault(
+            layout.root, bounded(layout)
+        )
 
-    def _on_disk(self, records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
+    def _on_disk(
+        self, records: RunRecords, *, contents: bool = True
+    ) -> tuple[StoredCheckpoint, ...]:
         key = records.layout.root, contents
         if self._loaded.get(records.layout.root) is not records:
             return on_disk(records, contents=contents)
@@ -228,15 +295,19 @@ class ReadOnce:
 
 
 class Judge:
-    """Judges runs of a sweep; the undisturbed ones are read once, but where they are changed themselves."""
+    """Judges runs of a sweep; the undisturbed ones are read once, but where they are changed
+    themselves.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.known, self.once = folder, References(), ReadOnce()
         self.untouched: dict[str, tuple[Finding, ...]] = {}
 
     def verdict(self, change: Change) -> str:
-        """One line: the status; each promise that is not kept with its first reason, how many more there are, and a digest of those; which of the
-        others say something else than of the untouched run."""
+        """One line: the status; each promise that is not kept with its first reason, how many more
+        there are, and a digest of those; which of the others say something else than of the
+        untouched run.
+        """
         run = self.folder / change.run
         if change.run not in self.untouched:
             self.untouched[change.run] = verify_run(run, known=References()).findings
@@ -247,7 +318,9 @@ class Judge:
             signal.alarm(PATIENCE_S)
             try:
                 with nullcontext() if changed_itself else self.once.opened():
-                    return line_of(verify_run(run, known=known), self.untouched[change.run], self.folder)
+                    return line_of(
+                        verify_run(run, known=known), self.untouched[change.run], self.folder
+                    )
             except Exception as error:
                 return f"{type(error).__name__}: {without_paths(str(error), self.folder)}"
             finally:
@@ -266,7 +339,10 @@ def line_of(verdict: Verdict, untouched: tuple[Finding, ...], folder: Path) -> s
     for finding, before in zip(verdict.findings, untouched, strict=True):
         more = f" (+{len(finding.evidence)} {digest(finding.evidence)})" if finding.evidence else ""
         if finding.status not in (VALID, NOT_CHECKED):
-            said.append(f"{finding.status} {without_paths(finding.message, folder).split(': ', 1)[-1]}{more}")
+            said.append(
+                f"{finding.status}"
+                f" {without_paths(finding.message, folder).split(': ', 1)[-1]}{more}"
+            )
         elif finding.status != before.status:
             said.append(f"{finding.status}: {finding.promise}")
         elif finding != before:
@@ -275,14 +351,20 @@ def line_of(verdict: Verdict, untouched: tuple[Finding, ...], folder: Path) -> s
 
 
 def is_hole(change: Change, said: str) -> bool:
-    """Whether a change is called valid that no row of `free_fields` excuses, or ends in an exception, or in a check that failed.
+    """Whether a change is called valid that no row of `free_fields` excuses, or ends in an
+    exception, or in a check that failed.
 
-    A config.json that cannot be read, or names what is not installed here, is an error of its own: there is nothing to judge then.
+    A config.json that cannot be read, or names what is not installed here, is an error of its own:
+    there is nothing to judge then.
     """
     from tests.runs.free_fields import excuse
 
-    raised = re.match(r"[A-Z]\w+: ", said) is not None and not (said.startswith(("RecordError", "EvidenceMissing")) and change.file == "config.json")
-    return raised or "the check failed" in said or (said.startswith(VALID) and excuse(change) is None)
+    raised = re.match(r"[A-Z]\w+: ", said) is not None and not (
+        said.startswith(("RecordError", "EvidenceMissing")) and change.file == "config.json"
+    )
+    return (
+        raised or "the check failed" in said or (said.startswith(VALID) and excuse(change) is None)
+    )
 
 
 def without_paths(text: str, folder: Path) -> str:
@@ -290,7 +372,9 @@ def without_paths(text: str, folder: Path) -> str:
 
 
 def chosen(folder: Path) -> list[Change]:
-    """What the book holds: EACH changes of every field, of one run after the other; and one at least of what is excused (`free_fields`)."""
+    """What the book holds: EACH changes of every field, of one run after the other; and one at
+    least of what is excused (`free_fields`).
+    """
     from tests.runs.free_fields import FREE
 
     by_field: dict[str, list[list[Change]]] = {}
@@ -304,7 +388,12 @@ def chosen(folder: Path) -> list[Change]:
     picked = []
     for field, runs in by_field.items():
         random.Random(field).shuffle(runs)
-        ordered = [found[turn] for turn in range(max(map(len, runs))) for found in runs if turn < len(found)]
+        ordered = [
+            found[turn]
+            for turn in range(max(map(len, runs)))
+            for found in runs
+            if turn < len(found)
+        ]
         picked += ordered[: EACH.get(field.split()[0].split("/")[0], 1)]
     everything = [change for runs in by_field.values() for found in runs for change in found]
     for row in FREE:
@@ -314,18 +403,29 @@ def chosen(folder: Path) -> list[Change]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="every change of every run, not only those of the book")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="every change of every run, not only those of the book"
+    )
     parser.add_argument("--only", nargs="*", help="these runs")
     options = parser.parse_args()
     with sweep() as folder:
         judge = Judge(folder)
-        runs = [path for path in sorted(folder.iterdir()) if not options.only or path.name in options.only]
+        runs = [
+            path
+            for path in sorted(folder.iterdir())
+            if not options.only or path.name in options.only
+        ]
         if options.all:
             for run in runs:
                 for change in changes(run):
                     said = judge.verdict(change)
-                    sys.stdout.write(f"{'HOLE || ' if is_hole(change, said) else ''}{change.field} || {change} || {said}\n")
+                    sys.stdout.write(
+                        f"{'HOLE || ' if is_hole(change, said) else ''}{change.field} || {change}"
+                        f" || {said}\n"
+                    )
                 sys.stdout.flush()
             return
         found: dict[str, list[str]] = {}

@@ -1,9 +1,12 @@
-"""Every value in the records of a run as they were loaded, changed one at a time: what is then computed from them, and what each check says.
+"""Every value in the records of a run as they were loaded, changed one at a time: what is then
+computed from them, and what each check says.
 
-    python -m tests.runs.every_value            # compute what the book holds again, and write it anew: the diff shows what is said otherwise
+    python -m tests.runs.every_value            # compute what the book holds again, and write it
+    anew: the diff shows what is said otherwise
 
-every_field changes files: there the line chains, the seal and the reader see each change too. Here the records alone are changed, so that each check
-is asked by itself, and a change takes a hundredth of the time. Values are moved to where a comparison turns: to that of a neighbour, one further, one
+every_field changes files: there the line chains, the seal and the reader see each change too. Here
+the records alone are changed, so that each check is asked by itself, and a change takes a hundredth
+of the time. Values are moved to where a comparison turns: to that of a neighbour, one further, one
 less, by the tolerance of two clocks. The runs are real ones, and built ones of every other shape.
 """
 
@@ -25,7 +28,12 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.history import lineage as walk
 from ecrl_cli.history.divergence import loss_divergence
 from ecrl_cli.history.load import RunRecords, load
-from ecrl_cli.history.membership import continuing_ranks, lost_lines, membership_history, was_stopped
+from ecrl_cli.history.membership import (
+    continuing_ranks,
+    lost_lines,
+    membership_history,
+    was_stopped,
+)
 from ecrl_cli.history.timeline import last_evidence, timeline
 from ecrl_cli.metrics.checkpoints import save_latency
 from ecrl_cli.metrics.document import metrics_document
@@ -37,19 +45,42 @@ from ecrl_cli.verify.registry import run_checks
 from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs import every_field
-from tests.runs.builder import build_blk, build_clean, build_elastic, build_ref, build_refused, build_replicas, build_replicas_ref, build_unstruck
-from tests.runs.continued import build_continued, build_evaluated, build_evaluated_ref, build_first_leg
+from tests.runs.builder import (
+    build_blk,
+    build_clean,
+    build_elastic,
+    build_ref,
+    build_refused,
+    build_replicas,
+    build_replicas_ref,
+    build_unstruck,
+)
+from tests.runs.continued import (
+    build_continued,
+    build_evaluated,
+    build_evaluated_ref,
+    build_first_leg,
+)
 from tests.runs.every_field import RECORDED, ReadOnce, without_paths
 from tests.runs.faulted import build_bereft, build_faulted
 from tests.runs.spoilt_states import build_states
-from tests.runs.survived import build_lossy, build_redistributed, build_rollback, build_skipped, build_spared
+from tests.runs.survived import (
+    build_lossy,
+    build_redistributed,
+    build_rollback,
+    build_skipped,
+    build_spared,
+)
 
 BOOK = RECORDED / "values"
-JUDGED, COMPUTED = 1, 3  # changes of a field in the book: judged by every check; of which the figures are computed
-COUNTED = "target_steps|continued_at|global_batch|world_size|elastic|recovery|checkpoint"  # of the configuration, what figures are made of
+# changes of a field in the book: judged by every check; of which the figures are computed
+JUDGED, COMPUTED = 1, 3
+# of the configuration, what figures are made of
+COUNTED = "target_steps|continued_at|global_batch|world_size|elastic|recovery|checkpoint"
 FIGURED = rf"\.(attempt_logs|supervisor|fired|dataset|stored\.config\.({COUNTED}))\b.*"
 TOLERANCES = (0.05, 1e-6)  # seconds: of two clocks, of rounding
-# Ids and folders differ each time; sizes and names are compared with files (every_field); an order's entries are those of the plan.
+# Ids and folders differ each time; sizes and names are compared with files (every_field); an
+# order's entries are those of the plan.
 IGNORED = r"\.stored\.\w+_id$|run_dir$|\.config\.(scale|model|optimizer|schedule|storage|variant)\b|\.order\.pending\.\*.*\."
 INSTANT = r"\.(at|start|end|(start|end|launch)ed_at)$"  # on the monotonic clock
 LEFT_OUT = {"layout", "raw", "torn", "unread"}
@@ -59,7 +90,9 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Change:
-    """Of the run's records, what is at `place` becomes `value`; `field`: the place without numbers."""
+    """Of the run's records, what is at `place` becomes `value`; `field`: the place without
+    numbers.
+    """
 
     run: str
     place: Place
@@ -95,7 +128,12 @@ class Judged:
         return next(iter(self.references.usable), None)
 
     def case(self, records: RunRecords) -> Case:
-        made = Case(records, self.reference, others=self.references.usable[1:], doubts=self.references.doubts)
+        made = Case(
+            records,
+            self.reference,
+            others=self.references.usable[1:],
+            doubts=self.references.doubts,
+        )
         made.__dict__.update(self.files)
         return made
 
@@ -108,12 +146,23 @@ class Judged:
         return figures(self.records, self.reference)
 
     def said(self, change: Change) -> str:
-        """What each check says otherwise than of the untouched run: its status, its sentence and a digest of its evidence."""
+        """What each check says otherwise than of the untouched run: its status, its sentence and a
+        digest of its evidence.
+        """
         words = []
-        for finding, before in zip(run_checks(self.case(with_value(self.records, change))), self.findings, strict=True):
+        for finding, before in zip(
+            run_checks(self.case(with_value(self.records, change))), self.findings, strict=True
+        ):
             if finding != before:
-                message = "" if finding.status in (VALID, NOT_CHECKED) else f" {finding.message.split(': ', 1)[-1]}"
-                words.append(f"{finding.promise} {finding.status}{message} ({_digest([finding.message, *finding.evidence])})")
+                message = (
+                    ""
+                    if finding.status in (VALID, NOT_CHECKED)
+                    else f" {finding.message.split(': ', 1)[-1]}"
+                )
+                words.append(
+                    f"{finding.promise} {finding.status}{message}"
+                    f" ({_digest([finding.message, *finding.evidence])})"
+                )
         return without_paths(" | ".join(words) or "the same", self.records.layout.root.parent)
 
     def computed(self, change: Change) -> str:
@@ -123,8 +172,16 @@ class Judged:
             now = figures(with_value(self.records, change), self.reference)
         except EcrlError as error:
             return f"{type(error).__name__}: {error.fact.partition(';')[0]}"
-        other = {name: now.get(name) for name in sorted({*now, *before}) if now.get(name) != before.get(name)}
-        return f"{', '.join(other)} ({_digest(f'{name} {value}' for name, value in other.items())})" if other else "the same"
+        other = {
+            name: now.get(name)
+            for name in sorted({*now, *before})
+            if now.get(name) != before.get(name)
+        }
+        return (
+            f"{', '.join(other)} ({_digest(f'{name} {value}' for name, value in other.items())})"
+            if other
+            else "the same"
+        )
 
 
 @contextmanager
@@ -141,11 +198,20 @@ def runs() -> Iterator[dict[str, Judged]]:
             "states": (lambda at: build_states(at, "ref"), lambda at: build_states(at, "blk")),
             "evaluated": (build_evaluated_ref, build_evaluated),
             "continued": (build_first_leg, build_continued),
-            "survived": (build_lossy, build_rollback, build_redistributed, build_skipped, build_spared),
+            "survived": (
+                build_lossy,
+                build_rollback,
+                build_redistributed,
+                build_skipped,
+                build_spared,
+            ),
         }
         layouts = {path.name: RunLayout(path) for path in sorted(sweep.iterdir()) if path.is_dir()}
         for name, builders in groups.items():
-            layouts |= {f"{name}/{layout.root.name}": layout for layout in (build(root / name) for build in builders)}
+            layouts |= {
+                f"{name}/{layout.root.name}": layout
+                for layout in (build(root / name) for build in builders)
+            }
         with ReadOnce().opened():
             yield {name: Judged.of(load(layout)) for name, layout in layouts.items()}
 
@@ -167,12 +233,16 @@ def figures(records: RunRecords, reference: RunRecords | None) -> dict[str, str]
         "continuing": [continuing_ranks(records, a.attempt) for a in records.attempts],
         "furthest": [walk.furthest(records, a.attempt) for a in records.attempts],
         "last evidence": [last_evidence(logs, records) for logs in records.attempt_logs],
-        "latency": save_latency(line for a in records.attempt_logs for line in a.checkpoints.events),
+        "latency": save_latency(
+            line for a in records.attempt_logs for line in a.checkpoints.events
+        ),
     }
     if reference is not None:
         theirs = walk.lineage(reference)
         found["same sized"] = walk.same_sized(path, theirs)
-        found["divergence"] = loss_divergence(walk.losses(records, path), walk.losses(reference, theirs))
+        found["divergence"] = loss_divergence(
+            walk.losses(records, path), walk.losses(reference, theirs)
+        )
     return {name: repr(_rounded(value)) for name, value in found.items()}
 
 
@@ -190,7 +260,11 @@ def _rounded(value: Any) -> Any:
 def inside(value: Any) -> Iterator[tuple[str | int, Any]]:
     """What a value consists of, by the key under which `_replaced` finds it."""
     if is_dataclass(value):
-        yield from ((each.name, getattr(value, each.name)) for each in fields(value) if each.name not in LEFT_OUT)
+        yield from (
+            (each.name, getattr(value, each.name))
+            for each in fields(value)
+            if each.name not in LEFT_OUT
+        )
     elif isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, tuple):
@@ -198,10 +272,19 @@ def inside(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def leaves(value: Any, place: Place = (), field: str = "") -> Iterator[tuple[Place, str, Any, Any]]:
-    """(place, field, value, what it is in) of every value in a run's records, those that hold others too."""
+    """(place, field, value, what it is in) of every value in a run's records, those that hold
+    others too.
+    """
     for key, item in inside(value):
         here = "*" if isinstance(key, int) or isinstance(value, dict) else key
-        kind = next((f"[{getattr(item, word)}]" for word in ("event", "category") if isinstance(getattr(item, word, None), str)), "")
+        kind = next(
+            (
+                f"[{getattr(item, word)}]"
+                for word in ("event", "category")
+                if isinstance(getattr(item, word, None), str)
+            ),
+            "",
+        )
         name = f"{field}.{here}{kind}"
         if not isinstance(item, Lines):
             yield (*place, key), name, item, value
@@ -218,17 +301,25 @@ def _replaced(value: Any, place: Place, new: Any) -> Any:
     key, *rest = place
     if is_dataclass(value):
         made = _replaced(getattr(value, str(key)), tuple(rest), new)
-        if isinstance(value, Lines) and len(made) != len(value.events):  # which lines are gone or new: the raw ones go with them
+        # which lines are gone or new: the raw ones go with them
+        if isinstance(value, Lines) and len(made) != len(value.events):
             raw = dict(zip(map(id, value.events), value.raw, strict=True))
             return replace(value, events=made, raw=tuple(raw.get(id(each), b"") for each in made))  # type: ignore[type-var]
         return replace(value, **{str(key): made})  # type: ignore[type-var]
     if isinstance(value, dict):
         return value | {key: _replaced(value[key], tuple(rest), new)}
-    return tuple(_replaced(item, tuple(rest), new) if number == key else item for number, item in enumerate(value))
+    return tuple(
+        _replaced(item, tuple(rest), new) if number == key else item
+        for number, item in enumerate(value)
+    )
 
 
-def other_values(value: Any, parent: Any, others: list[Any], instants: list[float], draw: random.Random) -> list[Any]:
-    """What a value is changed to, in a random order; `others`: what stands in the same field elsewhere in the run; `instants`: all on its clock."""
+def other_values(
+    value: Any, parent: Any, others: list[Any], instants: list[float], draw: random.Random
+) -> list[Any]:
+    """What a value is changed to, in a random order; `others`: what stands in the same field
+    elsewhere in the run; `instants`: all on its clock.
+    """
     kin = [other for other in others if type(other) is type(value) and other != value]
     found: list[Any] = draw.sample(kin, min(2, len(kin)))
     if isinstance(value, bool):
@@ -236,22 +327,44 @@ def other_values(value: Any, parent: Any, others: list[Any], instants: list[floa
     elif isinstance(value, int):
         found += [value + 1, value - 1]
     elif isinstance(value, float):
-        near = sorted({*(instants or kin)} - {value}, key=lambda other: (abs(other - value), other))[:2]
+        near = sorted(
+            {*(instants or kin)} - {value}, key=lambda other: (abs(other - value), other)
+        )[:2]
         beside = [item for _, item in inside(parent) if type(item) is float and item != value]
-        moved = [value + sign * by * share for by in TOLERANCES for sign in (1, -1) for share in (0.9, 1.1)]
+        moved = [
+            value + sign * by * share
+            for by in TOLERANCES
+            for sign in (1, -1)
+            for share in (0.9, 1.1)
+        ]
         found = [*near, *beside[:2], *draw.sample(moved, 3), value + 1.0, 0.0]
     elif isinstance(value, str):
         found += [""]
     elif isinstance(value, tuple):
-        found = [value[:-1], value[1:], value[::-1], (*value, *value[-1:]), (*value[:-2], *value[:-3:-1])] if value else kin[:2]
+        found = (
+            [
+                value[:-1],
+                value[1:],
+                value[::-1],
+                (*value, *value[-1:]),
+                (*value[:-2], *value[:-3:-1]),
+            ]
+            if value
+            else kin[:2]
+        )
     elif isinstance(value, dict):
         keys = list(value)
-        found = [{key: value[key] for key in keys if key != gone} for gone in dict.fromkeys([*keys[:1], *keys[-1:]])]
+        found = [
+            {key: value[key] for key in keys if key != gone}
+            for gone in dict.fromkeys([*keys[:1], *keys[-1:]])
+        ]
     elif value is None:
         found = [other for other in others if other is not None][:2]
     if value is not None and None in others:
         found.append(None)
-    found = [each for number, each in enumerate(found) if each != value and each not in found[:number]]
+    found = [
+        each for number, each in enumerate(found) if each != value and each not in found[:number]
+    ]
     draw.shuffle(found)
     return found
 
@@ -262,13 +375,21 @@ def changes(name: str, records: RunRecords) -> dict[str, list[Change]]:
     for place, field, value, parent in leaves(records):
         if not re.search(IGNORED, field):
             seen.setdefault(field, []).append((place, value, parent))
-    instants = [value for field, occurrences in seen.items() if re.search(INSTANT, field) for _, value, _ in occurrences if value]
+    instants = [
+        value
+        for field, occurrences in seen.items()
+        if re.search(INSTANT, field)
+        for _, value, _ in occurrences
+        if value
+    ]
     found: dict[str, list[Change]] = {}
     for field, occurrences in sorted(seen.items()):
         draw = random.Random(f"{name} {field}")
         others = [value for _, value, _ in occurrences]
         for place, value, parent in draw.sample(occurrences, min(4, len(occurrences))):
-            new = other_values(value, parent, others, instants if re.search(INSTANT, field) else [], draw)[:3]
+            new = other_values(
+                value, parent, others, instants if re.search(INSTANT, field) else [], draw
+            )[:3]
             found.setdefault(field, []).extend(Change(name, place, each, field) for each in new)
         draw.shuffle(found.get(field, []))
     return found
@@ -284,7 +405,9 @@ def chosen(judged: dict[str, Judged], most: int) -> list[Change]:
     for field, found in by_field.items():
         random.Random(field).shuffle(found)
         each = 2 * most if re.search(INSTANT, field) else most
-        picked += [own[turn] for turn in range(max(map(len, found))) for own in found if turn < len(own)][:each]
+        picked += [
+            own[turn] for turn in range(max(map(len, found))) for own in found if turn < len(own)
+        ][:each]
     return sorted(picked, key=lambda change: (change.field, str(change)))
 
 
@@ -294,7 +417,9 @@ def judged(runs: dict[str, Judged]) -> Chapter:
 
 
 def computed(runs: dict[str, Judged]) -> Chapter:
-    """Of every field of which figures are made some changes, and which figures become other ones."""
+    """Of every field of which figures are made some changes, and which figures become other
+    ones.
+    """
     found = [change for change in chosen(runs, COMPUTED) if re.fullmatch(FIGURED, change.field)]
     return found, lambda change: f"{change} || {runs[change.run].computed(change)}"
 
@@ -317,7 +442,9 @@ def main() -> None:
     with runs() as found:
         for name, chapter in CHAPTERS.items():
             picked, said = chapter(found)
-            (BOOK / f"{name}.txt").write_text("".join(f"{said(change)}\n" for change in picked), encoding="utf-8")
+            (BOOK / f"{name}.txt").write_text(
+                "".join(f"{said(change)}\n" for change in picked), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""One wrong record, what the judge says of it, and the right ones beside it of which it does not say so."""
+"""One wrong record, what the judge says of it, and the right ones beside it of which it does not
+say so.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ Check = Callable[[Case], Finding]
 
 @dataclass(frozen=True)
 class Row:
-    """`wrong`: what makes `check` say `words` of `run`, with that status (None: whatever else is wrong decides). `right`: changes of which it does
-    not."""
+    """`wrong`: what makes `check` say `words` of `run`, with that status (None: whatever else is
+    wrong decides). `right`: changes of which it does not.
+    """
 
     check: Check
     run: str
@@ -36,8 +39,10 @@ def told(finding: Finding, words: str) -> bool:
 
 @dataclass
 class Judged:
-    """`blk`: killed after steps 9 and 20, resumed from 6 and from 18. `states`: the same, with the state of each rank. `rollback`: rank 1 dies in
-    step 9, rank 0 in step 15, spares take their places. `lossy`: of four ranks two die in step 9. `ref`: undisturbed."""
+    """`blk`: killed after steps 9 and 20, resumed from 6 and from 18. `states`: the same, with the
+    state of each rank. `rollback`: rank 1 dies in step 9, rank 0 in step 15, spares take their
+    places. `lossy`: of four ranks two die in step 9. `ref`: undisturbed.
+    """
 
     runs: dict[str, RunRecords]
     _untouched: dict[tuple[Check, str], Finding] = field(default_factory=dict)
@@ -45,7 +50,11 @@ class Judged:
     @classmethod
     def of(cls, folder: Path) -> Judged:
         built = {"blk": build_blk(folder), "states": build_states(folder / "states", "blk")}
-        built |= {"rollback": build_rollback(folder), "lossy": build_lossy(folder), "ref": build_ref(folder)}
+        built |= {
+            "rollback": build_rollback(folder),
+            "lossy": build_lossy(folder),
+            "ref": build_ref(folder),
+        }
         return cls({name: load(layout) for name, layout in built.items()})
 
     def hold(self, row: Row) -> None:

@@ -1,4 +1,6 @@
-"""Hands that change a recorded run: edits of JSON documents, of single lines, of the bytes beneath."""
+"""Hands that change a recorded run: edits of JSON documents, of single lines, of the bytes
+beneath.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def edit_lines(path: Path, edit: Edit) -> None:
     """Pass every line through `edit`; None drops it. At least one line must change."""
     before = path.read_text()
     values = [edit(json.loads(line)) for line in before.splitlines()]
-    path.write_text("".join(json.dumps(value, separators=(",", ":")) + "\n" for value in values if value is not None))
+    path.write_text(
+        "".join(
+            json.dumps(value, separators=(",", ":")) + "\n" for value in values if value is not None
+        )
+    )
     assert path.read_text() != before, f"nothing changed in {path}"
 
 
@@ -36,7 +42,11 @@ def without(**match: Any) -> Edit:
 
 
 def line_at(path: Path, step: int) -> dict[str, Any]:
-    return next(line for line in map(json.loads, path.read_text().splitlines()) if line["global_step"] == step)
+    return next(
+        line
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["global_step"] == step
+    )
 
 
 def append(path: Path, line: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""Stalls whose parts are not what they were, and `.pt` checkpoints of other numbers whose hashes are all made right again."""
+"""Stalls whose parts are not what they were, and `.pt` checkpoints of other numbers whose hashes
+are all made right again.
+"""
 
 from __future__ import annotations
 
@@ -41,31 +43,53 @@ def parts(**changes: float) -> Spoil:
 
     def edit(line: dict[str, Any]) -> None:
         found = line["stall_parts"]
-        line["stall_parts"] = found | {name: found.get(name, 0.0) + seconds for name, seconds in changes.items()}
+        line["stall_parts"] = found | {
+            name: found.get(name, 0.0) + seconds for name, seconds in changes.items()
+        }
 
     return lambda layout: _line(layout, "released", edit)
 
 
 def _a_tenth(line: dict[str, Any]) -> None:
-    line.update(stall_s=line["stall_s"] / 10, stall_parts={name: seconds / 10 for name, seconds in line["stall_parts"].items()})
+    line.update(
+        stall_s=line["stall_s"] / 10,
+        stall_parts={name: seconds / 10 for name, seconds in line["stall_parts"].items()},
+    )
 
 
 def _all_a_tenth(layout: RunLayout) -> None:
     """All that the lines of the checkpoint say, in agreement with each other."""
     _line(layout, "released", _a_tenth)
     _line(layout, "submitted", lambda line: line.update(snapshot_s=line["snapshot_s"] / 10))
-    _line(layout, "committed", lambda line: line.update({name: line[name] / 10 for name in ("write_s", "hash_s", "commit_s")}))
+    _line(
+        layout,
+        "committed",
+        lambda line: line.update(
+            {name: line[name] / 10 for name in ("write_s", "hash_s", "commit_s")}
+        ),
+    )
 
 
 def _booked_as_computing(layout: RunLayout) -> None:
     def apply(span: dict[str, Any]) -> dict[str, Any]:
-        return span | {"category": "compute"} if (span["category"], span["global_step"]) == ("write_wait", STEP) else span
+        return (
+            span | {"category": "compute"}
+            if (span["category"], span["global_step"]) == ("write_wait", STEP)
+            else span
+        )
 
     edit_lines(layout.attempt(1).spans(0), apply)
 
 
-def as_torch_file(layout: RunLayout, change: Callable[[dict[str, Any]], Any] = lambda tensors: None, *, digests: bool = False) -> None:
-    """Let the last checkpoint be a `.pt` file with all records made right, the journal's too; `digests`: those of its tensors as well."""
+def as_torch_file(
+    layout: RunLayout,
+    change: Callable[[dict[str, Any]], Any] = lambda tensors: None,
+    *,
+    digests: bool = False,
+) -> None:
+    """Let the last checkpoint be a `.pt` file with all records made right, the journal's too;
+    `digests`: those of its tensors as well.
+    """
     import torch  # two seconds, for these few cases alone
     from safetensors.torch import load_file
 
@@ -74,33 +98,60 @@ def as_torch_file(layout: RunLayout, change: Callable[[dict[str, Any]], Any] = l
     folder = layout.checkpoints / f"step_{LAST:08d}"
     train, manifest = (folder / TRAIN).read_bytes(), json.loads((folder / MANIFEST).read_bytes())
     previous = json.loads((folder / COMMIT).read_bytes())["prev_commit_sha256"]
-    tensors: dict[str, torch.Tensor] = {name: tensor for part in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(part).items()}
-    entries = {name: entry for part in manifest["parts"].values() for name, entry in part["tensors"].items()}
+    tensors: dict[str, torch.Tensor] = {
+        name: tensor
+        for part in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(part).items()
+    }
+    entries = {
+        name: entry
+        for part in manifest["parts"].values()
+        for name, entry in part["tensors"].items()
+    }
     change(tensors)
     if digests:
-        entries = {name: entry | {"digest": digest_of(tensors[name])} for name, entry in entries.items()}
+        entries = {
+            name: entry | {"digest": digest_of(tensors[name])} for name, entry in entries.items()
+        }
     data = saved({"tensors": tensors, "train": train.decode()})
     _replace(layout, folder, data, entries, train, manifest, previous)
 
 
-def _replace(layout: RunLayout, folder: Path, data: bytes, entries: Any, train: bytes, manifest: Any, previous: str | None) -> None:
+def _replace(
+    layout: RunLayout,
+    folder: Path,
+    data: bytes,
+    entries: Any,
+    train: bytes,
+    manifest: Any,
+    previous: str | None,
+) -> None:
     import hashlib
     import shutil
 
     name = folder.name + ".pt"
-    manifest["parts"] = {name: encode(document_entry(data)) | {"tensors": entries}, TRAIN: encode(document_entry(train))}
+    manifest["parts"] = {
+        name: encode(document_entry(data)) | {"tensors": entries},
+        TRAIN: encode(document_entry(train)),
+    }
     text = canonical_json(manifest)
     commit = make_commit(read_manifest(text), hashlib.sha256(text).hexdigest(), previous)
     shutil.rmtree(folder)
     (folder.parent / name).write_bytes(data)
-    (folder.parent / f"{folder.name}.json").write_bytes(canonical_json({"commit": commit.document(), "manifest": manifest, "train": train.decode()}))
+    (folder.parent / f"{folder.name}.json").write_bytes(
+        canonical_json({"commit": commit.document(), "manifest": manifest, "train": train.decode()})
+    )
 
     size = len(data) + len(train)
 
     def saved(line: dict[str, Any]) -> dict[str, Any]:
         if line["global_step"] != LAST or line["event"] not in ("submitted", "committed"):
             return line
-        ends = {"path": f"checkpoints/{name}", "commit_sha256": commit.self_sha256} if line["event"] == "committed" else {}
+        ends = (
+            {"path": f"checkpoints/{name}", "commit_sha256": commit.self_sha256}
+            if line["event"] == "committed"
+            else {}
+        )
         return line | {"bytes": size} | ends
 
     edit_lines(layout.attempt(2).checkpoints, saved)
@@ -121,9 +172,15 @@ def _a_pickle_that_calls(layout: RunLayout) -> None:
     as_torch_file(layout)
     path = layout.checkpoints / f"step_{LAST:08d}.pt"
     call = pickle.dumps(_Call(str(layout.root / "ran")), protocol=2)
-    sha = with_hashes_made_right(path, rezipped(path.read_bytes(), lambda entries: entries.update({"archive/data.pkl": call})))
+    sha = with_hashes_made_right(
+        path,
+        rezipped(path.read_bytes(), lambda entries: entries.update({"archive/data.pkl": call})),
+    )
     ours = {"event": "committed", "global_step": LAST}
-    edit_lines(layout.attempt(2).checkpoints, lambda line: line | {"commit_sha256": sha} if line.items() >= ours.items() else line)
+    edit_lines(
+        layout.attempt(2).checkpoints,
+        lambda line: line | {"commit_sha256": sha} if line.items() >= ours.items() else line,
+    )
 
 
 class _Call:
@@ -140,28 +197,70 @@ TIME, NO_LOSS = "time-conserved", "no-acknowledged-loss"
 WEIGHT, MOMENTUM = "parameters.weight", "optimizer.weight.momentum_buffer"
 STALLS: dict[str, tuple[Spoil, str, str]] = {
     "parts of a stall that do not add up": (parts(write=0.01), TIME, INVALID),
-    "a stall that is a tenth of its parts": (lambda run: _line(run, "released", lambda line: line.update(stall_s=0.0036)), TIME, INVALID),
+    "a stall that is a tenth of its parts": (
+        lambda run: _line(run, "released", lambda line: line.update(stall_s=0.0036)),
+        TIME,
+        INVALID,
+    ),
     "a stall that is a tenth of its spans": (_all_a_tenth, TIME, INVALID),
-    "a stall of nothing": (lambda run: _line(run, "released", lambda line: line.update(stall_s=0.0, stall_parts={"barrier": 0.0})), TIME, INVALID),
+    "a stall of nothing": (
+        lambda run: _line(
+            run, "released", lambda line: line.update(stall_s=0.0, stall_parts={"barrier": 0.0})
+        ),
+        TIME,
+        INVALID,
+    ),
     "settling booked as waiting for peers": (parts(settle=-0.004, barrier=0.004), TIME, INVALID),
     "writing booked as committing": (parts(write=-0.01, commit=0.01), TIME, INVALID),
     "hashing booked as settling": (parts(hash=-0.005, settle=0.005), TIME, INVALID),
-    "waiting for peers booked as backpressure": (parts(barrier=-0.002, backpressure=0.002), TIME, INVALID),
+    "waiting for peers booked as backpressure": (
+        parts(barrier=-0.002, backpressure=0.002),
+        TIME,
+        INVALID,
+    ),
     "a part below nothing": (parts(settle=-0.01, write=0.01), TIME, INVALID),
     "a part that is no number": (parts(settle=float("nan")), TIME, INVALID),
     "a part of no name": (parts(settle=-0.004, other=0.004), TIME, INVALID),
-    "one stall without its parts": (lambda run: _line(run, "released", lambda line: line.pop("stall_parts")), TIME, INVALID),
-    "a snapshot that was quicker": (lambda run: _line(run, "submitted", lambda line: line.update(snapshot_s=0.0004)), TIME, INVALID),
-    "a write that was quicker": (lambda run: _line(run, "committed", lambda line: line.update(write_s=0.0015)), TIME, INVALID),
+    "one stall without its parts": (
+        lambda run: _line(run, "released", lambda line: line.pop("stall_parts")),
+        TIME,
+        INVALID,
+    ),
+    "a snapshot that was quicker": (
+        lambda run: _line(run, "submitted", lambda line: line.update(snapshot_s=0.0004)),
+        TIME,
+        INVALID,
+    ),
+    "a write that was quicker": (
+        lambda run: _line(run, "committed", lambda line: line.update(write_s=0.0015)),
+        TIME,
+        INVALID,
+    ),
     "waiting for a write booked as computing": (_booked_as_computing, TIME, INVALID),
-    "a `.pt` with NaN in a parameter": (lambda run: as_torch_file(run, _not_a_number(WEIGHT)), NO_LOSS, INVALID),
-    "a `.pt` with NaN in a parameter, its digest made right": (lambda run: as_torch_file(run, _not_a_number(WEIGHT), digests=True), NO_LOSS, INVALID),
+    "a `.pt` with NaN in a parameter": (
+        lambda run: as_torch_file(run, _not_a_number(WEIGHT)),
+        NO_LOSS,
+        INVALID,
+    ),
+    "a `.pt` with NaN in a parameter, its digest made right": (
+        lambda run: as_torch_file(run, _not_a_number(WEIGHT), digests=True),
+        NO_LOSS,
+        INVALID,
+    ),
     "a `.pt` with NaN in the optimizer, its digest made right": (
         lambda run: as_torch_file(run, _not_a_number(MOMENTUM), digests=True),
         NO_LOSS,
         INVALID,
     ),
-    "a `.pt` with another number": (lambda run: as_torch_file(run, lambda t: t[WEIGHT].view(-1)[0].fill_(0.25)), NO_LOSS, INVALID),
-    "a `.pt` of another shape": (lambda run: as_torch_file(run, lambda t: t.update({WEIGHT: t[WEIGHT].view(3, 4)})), NO_LOSS, INVALID),
+    "a `.pt` with another number": (
+        lambda run: as_torch_file(run, lambda t: t[WEIGHT].view(-1)[0].fill_(0.25)),
+        NO_LOSS,
+        INVALID,
+    ),
+    "a `.pt` of another shape": (
+        lambda run: as_torch_file(run, lambda t: t.update({WEIGHT: t[WEIGHT].view(3, 4)})),
+        NO_LOSS,
+        INVALID,
+    ),
     "a `.pt` that would call": (_a_pickle_that_calls, NO_LOSS, INVALID),
 }

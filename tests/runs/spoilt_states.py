@@ -1,4 +1,6 @@
-"""Recorded runs with the state of each rank, and the ways in which what is said of that state is spoilt."""
+"""Recorded runs with the state of each rank, and the ways in which what is said of that state is
+spoilt.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ class StateBuilder(RunBuilder):
         return spoilt
 
 
-def build_states(folder: Path, name: str, change: Callable[[dict[str, Any]], Any] = lambda document: None, *, auto: bool = False) -> RunLayout:
-    """`ref`: undisturbed; others: rank 1 is killed after steps 9 and 20. In fp16, so that there is a gradient scaler.
+def build_states(
+    folder: Path,
+    name: str,
+    change: Callable[[dict[str, Any]], Any] = lambda document: None,
+    *,
+    auto: bool = False,
+) -> RunLayout:
+    """`ref`: undisturbed; others: rank 1 is killed after steps 9 and 20. In fp16, so that there is
+    a gradient scaler.
 
     With `auto` digests are due every four steps, as the times in state_digests.json have it.
     """
@@ -45,12 +54,16 @@ def build_states(folder: Path, name: str, change: Callable[[dict[str, Any]], Any
     run = StateBuilder(folder / name, config, change=change).build()
     if auto:
         step_s = line_at(run.attempt(0).rank(0), 2)["seconds"]
-        run.state_digests.write_text(json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s, config.checkpoint.every))))
+        run.state_digests.write_text(
+            json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s, config.checkpoint.every)))
+        )
     return run
 
 
 def end(rank: int, **changes: str) -> Spoil:
-    return lambda run: edit_json(run.attempt(2).final, lambda final: final["ranks"][rank].update(changes))
+    return lambda run: edit_json(
+        run.attempt(2).final, lambda final: final["ranks"][rank].update(changes)
+    )
 
 
 def line(step: int, rank: int = 1, attempt: int = 2, **changes: Any) -> Spoil:
@@ -77,7 +90,12 @@ def one_end(run: RunLayout) -> None:
 
 
 def both_end_elsewhere(run: RunLayout) -> None:
-    edit_json(run.attempt(2).final, lambda final: final | {"ranks": [state | {"parameters": OTHER} for state in final["ranks"]]})
+    edit_json(
+        run.attempt(2).final,
+        lambda final: (
+            final | {"ranks": [state | {"parameters": OTHER} for state in final["ranks"]]}
+        ),
+    )
 
 
 def every_rate(factor: float) -> Spoil:
@@ -90,22 +108,72 @@ def every_rate(factor: float) -> Spoil:
 
 # By name: what is done to the run, the promise, the status of the finding on it, and what it says.
 SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
-    "rank 1 ends with other parameters": (end(1, parameters=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in parameters"),
-    "rank 1 ends with another optimizer": (end(1, optimizer=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in optimizer"),
-    "rank 1 ends with another schedule": (end(1, train=OTHER), STATE, INVALID, "the end of rank 1 differs from that of rank 0 in train"),
-    "rank 1 ends with other generators": (end(1, rng=OTHER), STATE, INVALID, "the end of rank 1 differs in rng from what it logged after step 24"),
+    "rank 1 ends with other parameters": (
+        end(1, parameters=OTHER),
+        STATE,
+        INVALID,
+        "the end of rank 1 differs from that of rank 0 in parameters",
+    ),
+    "rank 1 ends with another optimizer": (
+        end(1, optimizer=OTHER),
+        STATE,
+        INVALID,
+        "the end of rank 1 differs from that of rank 0 in optimizer",
+    ),
+    "rank 1 ends with another schedule": (
+        end(1, train=OTHER),
+        STATE,
+        INVALID,
+        "the end of rank 1 differs from that of rank 0 in train",
+    ),
+    "rank 1 ends with other generators": (
+        end(1, rng=OTHER),
+        STATE,
+        INVALID,
+        "the end of rank 1 differs in rng from what it logged after step 24",
+    ),
     "rank 1 ends with generators that no checkpoint has": (
         end(1, rng=OTHER),
         STATE,
         INVALID,
         "checkpoints/step_00000024 differs in rng from the end of rank 1",
     ),
-    "rank 1 ends with other buffers": (end(1, buffers=OTHER), STATE, INVALID, "the end of rank 1 differs in buffers from what it logged"),
-    "final.json has two ends of rank 0": (both_end_elsewhere, STATE, INVALID, "final.json names two ends of rank 0, which differ in parameters"),
-    "the end of the ranks is not on record": (no_ends, STATE, UNKNOWN, "final.json does not say what each rank ends in"),
-    "the end of rank 1 is not on record": (one_end, STATE, INVALID, "final.json has the end of ranks [0], attempt 2 had 2 ranks"),
-    "rank 1 logs another optimizer": (logged(22, 1, optimizer=OTHER), STATE, INVALID, "step 22: ranks [0, 1] do not hold the same state (1 such"),
-    "rank 1 logs another schedule": (logged(22, 1, train=OTHER), STATE, INVALID, "rank 1 differs in train"),
+    "rank 1 ends with other buffers": (
+        end(1, buffers=OTHER),
+        STATE,
+        INVALID,
+        "the end of rank 1 differs in buffers from what it logged",
+    ),
+    "final.json has two ends of rank 0": (
+        both_end_elsewhere,
+        STATE,
+        INVALID,
+        "final.json names two ends of rank 0, which differ in parameters",
+    ),
+    "the end of the ranks is not on record": (
+        no_ends,
+        STATE,
+        UNKNOWN,
+        "final.json does not say what each rank ends in",
+    ),
+    "the end of rank 1 is not on record": (
+        one_end,
+        STATE,
+        INVALID,
+        "final.json has the end of ranks [0], attempt 2 had 2 ranks",
+    ),
+    "rank 1 logs another optimizer": (
+        logged(22, 1, optimizer=OTHER),
+        STATE,
+        INVALID,
+        "step 22: ranks [0, 1] do not hold the same state (1 such",
+    ),
+    "rank 1 logs another schedule": (
+        logged(22, 1, train=OTHER),
+        STATE,
+        INVALID,
+        "rank 1 differs in train",
+    ),
     "rank 1 logs the generators of another": (
         logged(18, 1, run_attempt=1, rng=OTHER),
         STATE,
@@ -118,9 +186,24 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
         INVALID,
         "checkpoints/step_00000018 differs in optimizer from what rank 0 logged after step 18",
     ),
-    "a learning rate changed": (line(22, lr=0.5), STATE, INVALID, "step 22 of attempt 2 rank 1: the learning rate is 0.5"),
-    "all learning rates changed": (every_rate(1.001), STATE, INVALID, "step 19 of attempt 2 rank 0: the learning rate is"),
-    "a loss scale halved": (line(22, loss_scale=32768.0), STATE, INVALID, "step 22 of attempt 2 rank 1: loss scale 32768.0"),
+    "a learning rate changed": (
+        line(22, lr=0.5),
+        STATE,
+        INVALID,
+        "step 22 of attempt 2 rank 1: the learning rate is 0.5",
+    ),
+    "all learning rates changed": (
+        every_rate(1.001),
+        STATE,
+        INVALID,
+        "step 19 of attempt 2 rank 0: the learning rate is",
+    ),
+    "a loss scale halved": (
+        line(22, loss_scale=32768.0),
+        STATE,
+        INVALID,
+        "step 22 of attempt 2 rank 1: loss scale 32768.0",
+    ),
     "a growth tracker that begins anew": (
         line(19, growth_tracker=1),
         STATE,
@@ -133,21 +216,36 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
         UNKNOWN,
         "step 22 of attempt 2 rank 1: nothing is on record of the gradient scaler",
     ),
-    "a learning rate not logged": (line(22, lr=None), STATE, UNKNOWN, "attempt 2 rank 1: no digest of the state after step 22"),
+    "a learning rate not logged": (
+        line(22, lr=None),
+        STATE,
+        UNKNOWN,
+        "attempt 2 rank 1: no digest of the state after step 22",
+    ),
     "a digest not logged": (
         line(22, components=None),
         STATE,
         UNKNOWN,
         "no digest of the state after step 22, where it is due (1 such)",
     ),
-    "a state not hashed": (line(22, state_digest=None), STATE, UNKNOWN, "no digest of the state after step 22"),
+    "a state not hashed": (
+        line(22, state_digest=None),
+        STATE,
+        UNKNOWN,
+        "no digest of the state after step 22",
+    ),
     "another state than the reference's": (
         logged(22, 1, rng=OTHER),
         TRAJECTORY,
         INVALID,
         "the first differing step is step 22, component state (rank 1: rng)",
     ),
-    "another end than the reference's": (end(1, rng=OTHER), TRAJECTORY, INVALID, "the end of rank 1 differs from that of the reference's in rng"),
+    "another end than the reference's": (
+        end(1, rng=OTHER),
+        TRAJECTORY,
+        INVALID,
+        "the end of rank 1 differs from that of the reference's in rng",
+    ),
     "a replayed schedule changed": (
         logged(8, 1, run_attempt=0, train=OTHER),
         TRAJECTORY,
@@ -156,21 +254,49 @@ SPOILT_STATES: dict[str, tuple[Spoil, str, str, str]] = {
     ),
 }
 
-# By name: what is done to train.json of the last checkpoint before it is committed, and what the verdict says that it has.
+# By name: what is done to train.json of the last checkpoint before it is committed, and what the
+# verdict says that it has.
 SPOILT_TRAIN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "ten times the learning rate": (lambda d: d["optimizer"]["param_groups"][0].update(lr=1.0), "learning rate 1.0, not 1e-06"),
-    "no momentum": (lambda d: d["optimizer"]["param_groups"][0].update(momentum=0.0), "momentum 0.0, not 0.9"),
-    "no weight decay": (lambda d: d["optimizer"]["param_groups"][0].update(weight_decay=0.0), "weight_decay 0.0, not 0.0005"),
-    "another first learning rate": (lambda d: d["optimizer"]["param_groups"][0].update(initial_lr=0.2), "initial_lr 0.2, not 0.1"),
-    "no group": (lambda d: d["optimizer"].update(param_groups=[]), "differs in train from what rank 0 logged after step 24"),
-    "an earlier place on the schedule": (lambda d: d["scheduler"].update(last_epoch=20), "last_epoch 20, not 24"),
+    "ten times the learning rate": (
+        lambda d: d["optimizer"]["param_groups"][0].update(lr=1.0),
+        "learning rate 1.0, not 1e-06",
+    ),
+    "no momentum": (
+        lambda d: d["optimizer"]["param_groups"][0].update(momentum=0.0),
+        "momentum 0.0, not 0.9",
+    ),
+    "no weight decay": (
+        lambda d: d["optimizer"]["param_groups"][0].update(weight_decay=0.0),
+        "weight_decay 0.0, not 0.0005",
+    ),
+    "another first learning rate": (
+        lambda d: d["optimizer"]["param_groups"][0].update(initial_lr=0.2),
+        "initial_lr 0.2, not 0.1",
+    ),
+    "no group": (
+        lambda d: d["optimizer"].update(param_groups=[]),
+        "differs in train from what rank 0 logged after step 24",
+    ),
+    "an earlier place on the schedule": (
+        lambda d: d["scheduler"].update(last_epoch=20),
+        "last_epoch 20, not 24",
+    ),
     "a longer schedule": (lambda d: d["scheduler"].update(T_max=48), "T_max 48, not 24"),
-    "a schedule that ends elsewhere": (lambda d: d["scheduler"].update(eta_min=0.01), "eta_min 0.01, not 1e-06"),
-    "another rate in the schedule": (lambda d: d["scheduler"].update(_last_lr=[0.1]), "learning rate 0.1 in its schedule"),
+    "a schedule that ends elsewhere": (
+        lambda d: d["scheduler"].update(eta_min=0.01),
+        "eta_min 0.01, not 1e-06",
+    ),
+    "another rate in the schedule": (
+        lambda d: d["scheduler"].update(_last_lr=[0.1]),
+        "learning rate 0.1 in its schedule",
+    ),
     "the cursor at 0": (lambda d: d["sampler"].update(cursor_step=0), "cursor_step 0, not 4"),
     "an earlier epoch": (lambda d: d["sampler"].update(epoch=1), "epoch 1, not 2"),
     "another seed": (lambda d: d["sampler"].update(seed=8), "seed 8, not 7"),
-    "no scaler": (lambda d: d.update(scaler={}), "differs in train from what rank 0 logged after step 24"),
+    "no scaler": (
+        lambda d: d.update(scaler={}),
+        "differs in train from what rank 0 logged after step 24",
+    ),
 }
 
 
@@ -185,18 +311,43 @@ SPOILT_AUTO: dict[str, tuple[Spoil, str, str]] = {
         UNKNOWN,
         "no digest of the state after step 20, where it is due",
     ),
-    "the digest of a checkpoint's step not logged": (line(18, attempt=1, components=None), UNKNOWN, "after step 18"),
-    "the digest of an attempt's first step not logged": (line(7, attempt=1, components=None), UNKNOWN, "after step 7"),
+    "the digest of a checkpoint's step not logged": (
+        line(18, attempt=1, components=None),
+        UNKNOWN,
+        "after step 18",
+    ),
+    "the digest of an attempt's first step not logged": (
+        line(7, attempt=1, components=None),
+        UNKNOWN,
+        "after step 7",
+    ),
     "the last digest not logged": (line(24, components=None), UNKNOWN, "after step 24"),
-    "digests too seldom for their cost": (interval(every=1024), INVALID, "logged every 1024 steps, its times make that 4"),
-    "a step that nobody took": (interval(step_s=0.5, digest_s=0.01), INVALID, "state_digests.json rests on a step of rank 0 that no line tells of"),
+    "digests too seldom for their cost": (
+        interval(every=1024),
+        INVALID,
+        "logged every 1024 steps, its times make that 4",
+    ),
+    "a step that nobody took": (
+        interval(step_s=0.5, digest_s=0.01),
+        INVALID,
+        "state_digests.json rests on a step of rank 0 that no line tells of",
+    ),
 }
 
 
 def without_undue_digests(run: RunLayout) -> None:
     """What honest ranks leave out."""
-    for attempt, steps in ((0, (2, 3, 5, 7, 9)), (1, (9, 10, 11, 13, 14, 15, 17, 19)), (2, (21, 22, 23))):
+    for attempt, steps in (
+        (0, (2, 3, 5, 7, 9)),
+        (1, (9, 10, 11, 13, 14, 15, 17, 19)),
+        (2, (21, 22, 23)),
+    ):
         for rank in range(2):
             path = run.attempt(attempt).rank(rank)
             nothing = {"components": None, "state_digest": None}
-            edit_lines(path, lambda each, steps=steps, nothing=nothing: each | nothing if each["global_step"] in steps else each)  # type: ignore[misc]
+            edit_lines(
+                path,
+                lambda each, steps=steps, nothing=nothing: (
+                    each | nothing if each["global_step"] in steps else each
+                ),
+            )  # type: ignore[misc]

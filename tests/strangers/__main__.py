@@ -2,7 +2,8 @@
 
     python -m tests.strangers [--cold] [WORD ...]     rows whose name holds one of the words, or all
 
-Jobs are started warm (warm.py), which takes a tenth of the time; `--cold`: as their users start them.
+Jobs are started warm (warm.py), which takes a tenth of the time; `--cold`: as their users start
+them.
 """
 
 from __future__ import annotations

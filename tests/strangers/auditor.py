@@ -43,4 +43,11 @@ class Auditor:
         if interpreter not in self._sockets:
             path = self._sockets[interpreter] = str(self._folder / f"socket-{len(self._sockets)}")
             self._stack.enter_context(warm.serving(interpreter, path))
-        return [interpreter, "-IS", warm.__file__, self._sockets[interpreter], ranks, *words[script:]]
+        return [
+            interpreter,
+            "-IS",
+            warm.__file__,
+            self._sockets[interpreter],
+            ranks,
+            *words[script:],
+        ]

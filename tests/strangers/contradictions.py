@@ -1,4 +1,6 @@
-"""Lines of one answer that contradict each other: whoever reads both does not know which to believe."""
+"""Lines of one answer that contradict each other: whoever reads both does not know which to
+believe.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _NAMES = {
     "generators": "generators?",
     "scaler": "scaler",
 }
-_SAVES_NOTHING = re.compile(r"saves nothing|saved nothing|no finished checkpoint|no checkpoint is on record|begins anew")
+_SAVES_NOTHING = re.compile(
+    r"saves nothing|saved nothing|no finished checkpoint|no checkpoint is on record|begins anew"
+)
 _STATE_OF_STEP = re.compile(r"(?:parameters|state) of step [1-9]")
 _WRONG_DATA = re.compile(r"data position|repeats the samples|consumed other samples|came too often")
 _NOT_DETERMINISTIC = re.compile(r"\bnot deterministic\b|undisturbed runs differ")
@@ -30,11 +34,17 @@ def contradictions(findings: Sequence[Finding]) -> list[str]:
     """Each pair of `findings` (of audit.json) of which one denies the other, in words."""
     pairs = ((one, other) for one, other in combinations(findings, 2) if _together(one, other))
     ordered = (sorted(pair, key=lambda finding: finding["status"] != "kept") for pair in pairs)
-    return [f"{why}: {_line(one)} / {_line(other)}" for one, other in ordered for why in _reasons(one, other)]
+    return [
+        f"{why}: {_line(one)} / {_line(other)}"
+        for one, other in ordered
+        for why in _reasons(one, other)
+    ]
 
 
 def _together(one: Finding, other: Finding) -> bool:
-    """Both speak of the same arm, and not of different attempts of it; a finding without an arm speaks of all."""
+    """Both speak of the same arm, and not of different attempts of it; a finding without an arm
+    speaks of all.
+    """
     if one["arm"] and other["arm"] and one["arm"] != other["arm"]:
         return False
     attempts = [set(_ATTEMPT.findall(finding["message"])) for finding in (one, other)]
@@ -51,7 +61,11 @@ def _reasons(kept: Finding, other: Finding) -> Iterator[str]:
     promise, _, component = kept["promise"].partition(": ")
     if promise == "restored" and _denies(component, other):
         yield f"{component}: restored and not restored"
-    if kept["promise"] == "same trajectory" and broken and other["promise"].startswith(("restored", "exactly once", "same input")):
+    if (
+        kept["promise"] == "same trajectory"
+        and broken
+        and other["promise"].startswith(("restored", "exactly once", "same input"))
+    ):
         yield "every step is bit for bit the undisturbed run's, and something of it is wrong"
     if kept["promise"] == "exactly once" and broken and _WRONG_DATA.search(other["message"]):
         yield "each sample came exactly once, and the data position is wrong"
@@ -60,7 +74,9 @@ def _reasons(kept: Finding, other: Finding) -> Iterator[str]:
     if kept["promise"] == "same end" and "did not come to its end" in other["message"]:
         yield "it came to its end and did not"
     nothing_saved = other["arm"] == "no-checkpoint" and other["promise"] == "right checkpoint"
-    if _STATE_OF_STEP.search(kept["message"]) and (nothing_saved or _SAVES_NOTHING.search(other["message"])):
+    if _STATE_OF_STEP.search(kept["message"]) and (
+        nothing_saved or _SAVES_NOTHING.search(other["message"])
+    ):
         yield "it began with the state of a step, and nothing was saved"
 
 
@@ -69,7 +85,9 @@ def _denies(component: str, other: Finding) -> bool:
     base = re.split(r" \(|, |: ", component)[0]
     named = _NAMES.get(base, re.escape(base))
     sentences = re.split(r"[:;] ", other["message"])
-    return any(re.search(rf"(?:{named})\b.*?(?:{_NOT_RESTORED})", sentence) for sentence in sentences)
+    return any(
+        re.search(rf"(?:{named})\b.*?(?:{_NOT_RESTORED})", sentence) for sentence in sentences
+    )
 
 
 def _line(finding: Finding) -> str:

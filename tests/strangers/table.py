@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 
 FOLDER = Path(__file__).parent
 KINDS = {"healthy": 0, "broken": 1, "undecidable": 3}  # kind of a row: its exit code
-INTERPRETERS = "ECRL_TEST_PYTHONS"  # further interpreters, separated by colons: for packages that this one lacks
+# further interpreters, separated by colons: for packages that this one lacks
+INTERPRETERS = "ECRL_TEST_PYTHONS"
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 _JOB_KEYS = {"job", "origin", "needs", "command", "rows"}
 _ROW_KEYS = {"words", "keys", "kind", "code", "holds", "lacks", "quick", "note"}
@@ -28,9 +29,11 @@ _ROW_KEYS = {"words", "keys", "kind", "code", "holds", "lacks", "quick", "note"}
 class Row:
     """One audit of one job.
 
-    `command`: its words, with {dir}; the first is python or torchrun. `keys`: of `ecrl audit`; none: failures are drawn. `kind`: of
-    KINDS. `holds`: words that the answer must hold, of which each tuple needs one; `lacks`: words that it must not hold. `needs`: requirements
-    besides those of the project. `origin`: where the behaviour was reported, or which library and version shows it. `quick`: part of `make test`.
+    `command`: its words, with {dir}; the first is python or torchrun. `keys`: of `ecrl audit`;
+    none: failures are drawn. `kind`: of KINDS. `holds`: words that the answer must hold, of which
+    each tuple needs one; `lacks`: words that it must not hold. `needs`: requirements besides those
+    of the project. `origin`: where the behaviour was reported, or which library and version shows
+    it. `quick`: part of `make test`.
     """
 
     job: str
@@ -47,13 +50,17 @@ class Row:
     @property
     def name(self) -> str:
         """Unique: what tells the rows of a job apart."""
-        words = [word for word in self.command[1:] if word not in ("--out", "{dir}", "--nproc-per-node")]
+        words = [
+            word for word in self.command[1:] if word not in ("--out", "{dir}", "--nproc-per-node")
+        ]
         return " ".join([*(word.removesuffix(".py") for word in words), *(self.keys or ("drawn",))])
 
 
 def read_table(path: Path = FOLDER / "jobs.yaml") -> list[Row]:
     """Every row of the table. ValueError for one that is not well formed, naming job and row."""
-    return [row for entry in yaml.safe_load(path.read_text(encoding="utf-8")) for row in _rows(entry)]
+    return [
+        row for entry in yaml.safe_load(path.read_text(encoding="utf-8")) for row in _rows(entry)
+    ]
 
 
 def _rows(entry: dict[str, Any]) -> list[Row]:
@@ -67,7 +74,9 @@ def _rows(entry: dict[str, Any]) -> list[Row]:
 
 def _row(entry: dict[str, Any], row: dict[str, Any]) -> Row:
     if strange := row.keys() - _ROW_KEYS:
-        raise ValueError(f"{entry['job']}: {row}: unknown {sorted(strange)}; a row has {sorted(_ROW_KEYS)}")
+        raise ValueError(
+            f"{entry['job']}: {row}: unknown {sorted(strange)}; a row has {sorted(_ROW_KEYS)}"
+        )
     if row.get("kind") not in KINDS:
         raise ValueError(f"{entry['job']}: {row}: kind must be one of {sorted(KINDS)}")
     return Row(
@@ -76,7 +85,9 @@ def _row(entry: dict[str, Any], row: dict[str, Any]) -> Row:
         keys=tuple(shlex.split(row.get("keys", ""))),
         kind=row["kind"],
         code=row.get("code", KINDS[row["kind"]]),
-        holds=tuple(tuple(words) if isinstance(words, list) else (words,) for words in row.get("holds", ())),
+        holds=tuple(
+            tuple(words) if isinstance(words, list) else (words,) for words in row.get("holds", ())
+        ),
         lacks=tuple(row.get("lacks", ())),
         needs=tuple(entry.get("needs", ())),
         origin=entry["origin"],
@@ -88,7 +99,10 @@ def command_of(row: Row, interpreter: str) -> list[str]:
     """The words after `--`: with `interpreter` for python and torchrun, and the job's path."""
     first, *rest = row.command
     launcher = [interpreter, *(_TORCHRUN if first == "torchrun" else ())]
-    return [*launcher, *(str(FOLDER / "jobs" / word) if word == f"{row.job}.py" else word for word in rest)]
+    return [
+        *launcher,
+        *(str(FOLDER / "jobs" / word) if word == f"{row.job}.py" else word for word in rest),
+    ]
 
 
 def interpreter_of(row: Row) -> tuple[str, str]:
@@ -106,7 +120,10 @@ def _lacking(interpreter: str, needs: tuple[str, ...]) -> list[str]:
     for need in map(Requirement, needs):
         version = _version(interpreter, need.name)
         if not version or not need.specifier.contains(version, prereleases=True):
-            lacking.append(f"needs {need}, " + (f"{version} is installed" if version else "which is not installed"))
+            lacking.append(
+                f"needs {need}, "
+                + (f"{version} is installed" if version else "which is not installed")
+            )
     return lacking
 
 
@@ -119,7 +136,9 @@ def _version(interpreter: str, package: str) -> str:
         except metadata.PackageNotFoundError:
             return ""
     asked = f"from importlib import metadata; print(metadata.version({package!r}))"
-    return subprocess.run([interpreter, "-c", asked], capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        [interpreter, "-c", asked], capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def answer(folder: Path) -> dict[str, Any]:
@@ -130,17 +149,26 @@ def answer(folder: Path) -> dict[str, Any]:
 
 
 def words_of(document: dict[str, Any]) -> str:
-    """What the answer tells of what is wrong or open, in lower case: the diagnosis, and the findings that are not kept. Those that are kept name
-    the same components, and would hide a missing word."""
+    """What the answer tells of what is wrong or open, in lower case: the diagnosis, and the
+    findings that are not kept. Those that are kept name the same components, and would hide a
+    missing word.
+    """
     lines = [document.get("diagnosis", "")]
     for finding in document.get("findings", ()):
         if finding["status"] != "kept":
-            lines += [f"{finding['promise']} [{finding['arm']}]: {finding['message']}", *finding["evidence"]]
+            lines += [
+                f"{finding['promise']} [{finding['arm']}]: {finding['message']}",
+                *finding["evidence"],
+            ]
     return "\n".join([*lines, *document.get("troubles", ())]).lower()
 
 
 def wrong_words(row: Row, document: dict[str, Any]) -> list[str]:
     """The words that are missing in the answer, or that it must not have."""
     text = words_of(document)
-    missing = [f"lacks {' or '.join(words)}" for words in row.holds if not any(word.lower() in text for word in words)]
+    missing = [
+        f"lacks {' or '.join(words)}"
+        for words in row.holds
+        if not any(word.lower() in text for word in words)
+    ]
     return [*missing, *(f"says {word}" for word in row.lacks if word.lower() in text)]

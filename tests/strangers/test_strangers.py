@@ -61,16 +61,28 @@ def judged_right(row: Row, auditor: Auditor) -> None:
 def test_the_table_is_well_formed() -> None:
     assert [name for name, count in Counter(row.name for row in ROWS).items() if count > 1] == []
     for row in ROWS:
-        assert row.command[0] in ("python", "torchrun") and f"{row.job}.py" in row.command and "{dir}" in row.command, row.name
-        assert row.origin and (row.kind == "healthy" or row.holds), f"{row.name}: who reads it must learn the cause"
-        assert row.kind == "broken" or row.code == KINDS[row.kind], f"{row.name}: a row that is not broken has no other code"
+        assert (
+            row.command[0] in ("python", "torchrun")
+            and f"{row.job}.py" in row.command
+            and "{dir}" in row.command
+        ), row.name
+        assert row.origin and (row.kind == "healthy" or row.holds), (
+            f"{row.name}: who reads it must learn the cause"
+        )
+        assert row.kind == "broken" or row.code == KINDS[row.kind], (
+            f"{row.name}: a row that is not broken has no other code"
+        )
     assert {row.code for row in ROWS} == {0, 1, 3}
 
 
 def test_each_job_has_its_rows_and_says_what_it_is() -> None:
     jobs = {path.stem: path for path in (FOLDER / "jobs").glob("*.py")}
     assert jobs.keys() == {row.job for row in ROWS}
-    assert [name for name, path in jobs.items() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
+    assert [
+        name
+        for name, path in jobs.items()
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ] == []
     for job in jobs:
         kinds = {row.kind for row in ROWS if row.job == job}
         assert {"healthy", "broken"} <= kinds, f"{job}: a fault is only shown beside its absence"
@@ -79,16 +91,31 @@ def test_each_job_has_its_rows_and_says_what_it_is() -> None:
 def test_a_handful_of_rows_is_quick() -> None:
     quick = [row for row in ROWS if row.quick]
     assert 6 <= len(quick) <= 10 and {row.kind for row in quick} == KINDS.keys()
-    assert all("audit.references=1" in row.keys and any(key.startswith("failure.steps") for key in row.keys) for row in quick)
+    assert all(
+        "audit.references=1" in row.keys
+        and any(key.startswith("failure.steps") for key in row.keys)
+        for row in quick
+    )
 
 
 def finding(promise: str, status: str, message: str, arm: str = "struck") -> dict[str, object]:
-    return {"promise": promise, "status": status, "message": message, "arm": arm, "step": None, "evidence": []}
+    return {
+        "promise": promise,
+        "status": status,
+        "message": message,
+        "arm": arm,
+        "step": None,
+        "evidence": [],
+    }
 
 
-TRAJECTORY = finding("same trajectory", "kept", "all 16 steps are bit for bit those of the undisturbed run")
+TRAJECTORY = finding(
+    "same trajectory", "kept", "all 16 steps are bit for bit those of the undisturbed run"
+)
 BEGAN = finding("restored: parameters", "kept", "attempt 1 began with the parameters of step 4")
-OPTIMIZER = finding("restored: optimizer", "kept", "attempt 1 began with the optimizer's state of step 4")
+OPTIMIZER = finding(
+    "restored: optimizer", "kept", "attempt 1 began with the optimizer's state of step 4"
+)
 
 
 @pytest.mark.parametrize(
@@ -97,22 +124,58 @@ OPTIMIZER = finding("restored: optimizer", "kept", "attempt 1 began with the opt
         (
             OPTIMIZER,
             finding(
-                "same trajectory", "broken", "step 9 was done twice and differs: the optimizer's state, its settings or the scaler were not restored"
+                "same trajectory",
+                "broken",
+                "step 9 was done twice and differs: the optimizer's state, its settings or the"
+                " scaler were not restored",
             ),
             "optimizer: restored and not restored",
         ),
         (
             finding("restored: buffers", "kept", "they are those of the undisturbed run"),
-            finding("same trajectory", "broken", "differs in loss: parameters or buffers were not restored, or a generator that is not recorded"),
+            finding(
+                "same trajectory",
+                "broken",
+                "differs in loss: parameters or buffers were not restored, or a generator that is"
+                " not recorded",
+            ),
             "buffers: restored and not restored",
         ),
-        (OPTIMIZER, finding("restored: optimizer", "broken", "the optimizer's state before step 5 is that of no earlier step"), "kept and broken"),
-        (TRAJECTORY, finding("restored: parameters", "broken", "those of no earlier step"), "bit for bit"),
-        (BEGAN, finding("right checkpoint", "not checked", "no finished checkpoint is on record before a death"), "nothing was saved"),
-        (BEGAN, finding("restored: optimizer", "unknown", "nothing", arm="no-checkpoint") | {"arm": ""}, ""),
+        (
+            OPTIMIZER,
+            finding(
+                "restored: optimizer",
+                "broken",
+                "the optimizer's state before step 5 is that of no earlier step",
+            ),
+            "kept and broken",
+        ),
+        (
+            TRAJECTORY,
+            finding("restored: parameters", "broken", "those of no earlier step"),
+            "bit for bit",
+        ),
+        (
+            BEGAN,
+            finding(
+                "right checkpoint",
+                "not checked",
+                "no finished checkpoint is on record before a death",
+            ),
+            "nothing was saved",
+        ),
+        (
+            BEGAN,
+            finding("restored: optimizer", "unknown", "nothing", arm="no-checkpoint") | {"arm": ""},
+            "",
+        ),
         (
             finding("exactly once", "kept", "16 steps consumed the samples of the undisturbed run"),
-            finding("same trajectory", "broken", "differs in samples: the data position was not restored"),
+            finding(
+                "same trajectory",
+                "broken",
+                "differs in samples: the data position was not restored",
+            ),
             "exactly once",
         ),
         (
@@ -120,10 +183,16 @@ OPTIMIZER = finding("restored: optimizer", "kept", "attempt 1 began with the opt
             finding("same end", "unknown", "the job is not deterministic"),
             "deterministic",
         ),
-        (finding("same end", "kept", "ended at step 16"), finding("progress", "broken", "the job did not come to its end"), "came to its end"),
+        (
+            finding("same end", "kept", "ended at step 16"),
+            finding("progress", "broken", "the job did not come to its end"),
+            "came to its end",
+        ),
     ],
 )
-def test_two_lines_that_deny_each_other_are_found(one: dict[str, object], other: dict[str, object], why: str) -> None:
+def test_two_lines_that_deny_each_other_are_found(
+    one: dict[str, object], other: dict[str, object], why: str
+) -> None:
     assert contradictions([other, one]) == contradictions([one, other])
     told = contradictions([one, other])
     assert any(why in line for line in told) if why else told == []
@@ -132,11 +201,36 @@ def test_two_lines_that_deny_each_other_are_found(one: dict[str, object], other:
 @pytest.mark.parametrize(
     "findings",
     [
-        [OPTIMIZER, finding("restored: optimizer", "broken", "the optimizer's state of attempt 2 was not loaded")],
-        [OPTIMIZER, finding("restored: optimizer", "broken", "attempt 1: the optimizer's state was not loaded", arm="later-epoch")],
-        [OPTIMIZER, finding("restored: scaler", "broken", "in step 5: the gradient scaler was not restored")],
+        [
+            OPTIMIZER,
+            finding(
+                "restored: optimizer", "broken", "the optimizer's state of attempt 2 was not loaded"
+            ),
+        ],
+        [
+            OPTIMIZER,
+            finding(
+                "restored: optimizer",
+                "broken",
+                "attempt 1: the optimizer's state was not loaded",
+                arm="later-epoch",
+            ),
+        ],
+        [
+            OPTIMIZER,
+            finding(
+                "restored: scaler", "broken", "in step 5: the gradient scaler was not restored"
+            ),
+        ],
         [TRAJECTORY, finding("same files", "broken", "best.pt differs")],
-        [TRAJECTORY, finding("right checkpoint", "broken", "attempt 1 went on after step 9, and a checkpoint of step 12 had been finished")],
+        [
+            TRAJECTORY,
+            finding(
+                "right checkpoint",
+                "broken",
+                "attempt 1 went on after step 9, and a checkpoint of step 12 had been finished",
+            ),
+        ],
         [BEGAN, OPTIMIZER, TRAJECTORY],
     ],
 )
@@ -146,7 +240,10 @@ def test_lines_that_agree_are_left_alone(findings: list[dict[str, object]]) -> N
 
 def test_a_word_counts_only_where_something_is_wrong() -> None:
     row = next(row for row in ROWS if row.job == "best_lost" and row.kind == "broken")
-    kept = {"diagnosis": "all is well", "findings": [finding("same files", "kept", "best.pt is equal")]}
+    kept = {
+        "diagnosis": "all is well",
+        "findings": [finding("same files", "kept", "best.pt is equal")],
+    }
     assert wrong_words(row, kept) == ["lacks best.pt"]
     assert wrong_words(row, {"diagnosis": "best.pt differs", "findings": []}) == []
 

@@ -2,11 +2,11 @@
 imported it and forks each process. An audit starts its job a dozen times, and most of the time goes
 into imports.
 
-    python -m tests.strangers.warm SOCKET                      the server
-    python -IS tests/strangers/warm.py SOCKET RANKS SCRIPT ... one attempt; RANKS 0: without a launcher
+    python -m tests.strangers.warm SOCKET                      the server python -IS
+    tests/strangers/warm.py SOCKET RANKS SCRIPT ... one attempt; RANKS 0: without a launcher
 
-What differs from a real start: /proc shows the server's environment, so that processes which outlive
-their attempt are not found, and a launcher's own behaviour is not tried.
+What differs from a real start: /proc shows the server's environment, so that processes which
+outlive their attempt are not found, and a launcher's own behaviour is not tried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ def attempt(path: str, ranks: int, words: list[str]) -> int:
     """Ask the server at `path` for one attempt, and end as it ended."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.connect(path)
-        order = {"words": words, "ranks": ranks, "environment": dict(os.environ), "cwd": str(Path.cwd())}
+        order = {
+            "words": words,
+            "ranks": ranks,
+            "environment": dict(os.environ),
+            "cwd": str(Path.cwd()),
+        }
         socket.send_fds(asked, [b"f"], [0, 1, 2])
         asked.sendall(json.dumps(order).encode() + b"\n")
         status = int(asked.makefile().readline() or -signal.SIGKILL)
@@ -124,7 +129,11 @@ def _become(order: dict[str, object], rank: int, port: int, descriptors: list[in
     os.environ.clear()
     os.environ.update(order["environment"])  # type: ignore[call-overload]
     if ranks := order["ranks"]:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "0"}
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
         os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.chdir(str(order["cwd"]))
@@ -138,7 +147,9 @@ def _become(order: dict[str, object], rank: int, port: int, descriptors: list[in
 
 
 def _run(words: list[str]) -> None:
-    """Run the script and end as an interpreter does, but for its slow last part: to take down torch."""
+    """Run the script and end as an interpreter does, but for its slow last part: to take down
+    torch.
+    """
     import atexit
     import runpy
     import threading
@@ -174,9 +185,16 @@ def serving(interpreter: str, path: str) -> Iterator[None]:
     import subprocess
 
     root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({root!r}); from tests.strangers import warm; warm.serve({path!r})"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ECRL_")}
-    server = subprocess.Popen([interpreter, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, env=environment)
+    code = (
+        f"import sys; sys.path.append({root!r}); from tests.strangers import warm;"
+        f" warm.serve({path!r})"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ECRL_")
+    }
+    server = subprocess.Popen(
+        [interpreter, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, env=environment
+    )
     try:
         assert server.stdout is not None and server.stdout.readline() == b"ready\n"
         yield

@@ -1,5 +1,6 @@
-"""Training loops whose state changes between two updates, or whose models and optimizers come and go;
-recorded as those of audit_traps.py."""
+"""Training loops whose state changes between two updates, or whose models and optimizers come and
+go; recorded as those of audit_traps.py.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,13 @@ def evaluated_with_gradients() -> None:
         update(model, optimizer, step)
 
 
-LOOPS: tuple[Callable[[], None], ...] = (clipped_behind_the_counters, rate_is_searched, folds, late_optimizer, evaluated_with_gradients)
+LOOPS: tuple[Callable[[], None], ...] = (
+    clipped_behind_the_counters,
+    rate_is_searched,
+    folds,
+    late_optimizer,
+    evaluated_with_gradients,
+)
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""Small training loops that are hard to follow, each recorded: run as a script with a folder, one recording per loop in it."""
+"""Small training loops that are hard to follow, each recorded: run as a script with a folder, one
+recording per loop in it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from ecrl import adapters, hooks
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    return model, torch.optim.AdamW(model.parameters()), DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2)
+    return (
+        model,
+        torch.optim.AdamW(model.parameters()),
+        DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2),
+    )
 
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -96,7 +102,9 @@ def two_optimizers() -> None:
 
 def optimizer_in_backward() -> None:
     model, _, loader = parts()
-    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    optimizers = {
+        parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()
+    }
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
     for batch in loader:
@@ -184,7 +192,9 @@ def no_ids() -> None:
 
 def workers() -> None:
     model, optimizer, _ = parts()
-    for batch in DataLoader(TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2, num_workers=2):
+    for batch in DataLoader(
+        TensorDataset(torch.arange(24.0).reshape(8, 3)), batch_size=2, num_workers=2
+    ):
         loss_of(model, batch).backward()
         optimizer.step()
 
@@ -192,7 +202,9 @@ def workers() -> None:
 def odd_batches() -> None:
     """Samples that are no tensors: whatever they are, the job goes on."""
     model, optimizer, _ = parts()
-    for batch in DataLoader([{"text": "a", "x": torch.ones(3)}, {"text": "b", "x": torch.zeros(3)}], batch_size=1):
+    for batch in DataLoader(
+        [{"text": "a", "x": torch.ones(3)}, {"text": "b", "x": torch.zeros(3)}], batch_size=1
+    ):
         loss_of(model, [batch["x"]]).backward()
         optimizer.step()
 
@@ -226,7 +238,9 @@ def zero_redundancy() -> None:
 
 
 def wrapped_iterators() -> None:
-    """One fetch, however many iterators wrap one another, and a batch that becomes another before it is used."""
+    """One fetch, however many iterators wrap one another, and a batch that becomes another before
+    it is used.
+    """
     model, optimizer, loader = parts()
 
     def moved(batches: Any) -> Iterator[Any]:
@@ -264,11 +278,15 @@ def dcp() -> None:
         optimizer.step()
     folder = os.environ["ECRL_RECORD"] + "-dcp"
     package.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
-    load({"model": model.state_dict()}, storage_reader=package.FileSystemReader(folder), no_dist=True)
+    load(
+        {"model": model.state_dict()}, storage_reader=package.FileSystemReader(folder), no_dist=True
+    )
 
 
 def dcp_in_background() -> None:
-    """async_save calls save in a thread of its own, which is still writing when the job has done two more steps."""
+    """async_save calls save in a thread of its own, which is still writing when the job has done
+    two more steps.
+    """
     import torch.distributed as dist
     import torch.distributed.checkpoint as package
 
@@ -311,8 +329,9 @@ def saved_by_a_thread() -> None:
 
 
 def failed_steps() -> None:
-    """The second step fails inside its update, the fourth in its closure, in front of its backward; the job goes on after both, one call deeper
-    after the first."""
+    """The second step fails inside its update, the fourth in its closure, in front of its backward;
+    the job goes on after both, one call deeper after the first.
+    """
     model, optimizer, loader = parts()
     number = 0
 
@@ -346,7 +365,14 @@ def failed_steps() -> None:
 
 def planned_failure_caught() -> None:
     """It faults before the first backward, where no optimizer is known yet, and the job goes on."""
-    planned = {"index": 0, "attempt": 0, "kind": "raise", "rank": 0, "step": 1, "moment": "backward"}
+    planned = {
+        "index": 0,
+        "attempt": 0,
+        "kind": "raise",
+        "rank": 0,
+        "step": 1,
+        "moment": "backward",
+    }
     os.environ["ECRL_STRIKES"] = json.dumps([planned])
     model, optimizer, loader = parts()
     for batch in loader:
@@ -358,9 +384,16 @@ def planned_failure_caught() -> None:
 
 
 def told_and_seen() -> None:
-    """A job that the hooks see and that tells of its steps too: two undisturbed arms, and one that stops after step 2 and goes on from there."""
+    """A job that the hooks see and that tells of its steps too: two undisturbed arms, and one that
+    stops after step 2 and goes on from there.
+    """
     where, state = Path(os.environ["ECRL_RECORD"]), None
-    for arm, attempt, first, last in (("struck", 0, 1, 2), ("ref", 0, 1, 4), ("struck", 1, 3, 4), ("ref2", 0, 1, 4)):
+    for arm, attempt, first, last in (
+        ("struck", 0, 1, 2),
+        ("ref", 0, 1, 4),
+        ("struck", 1, 3, 4),
+        ("ref2", 0, 1, 4),
+    ):
         os.environ |= {"ECRL_RECORD": str(where / arm), "ECRL_ATTEMPT": str(attempt)}
         model, optimizer, loader = parts()
         if attempt and state is not None:
@@ -419,7 +452,9 @@ def adapted() -> None:
 
 
 def graph_is_let_go() -> None:
-    """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go of it."""
+    """The recorder keeps no loss with its graph: what the graph saved is gone when the job lets go
+    of it.
+    """
     model, optimizer, loader = parts()
     for batch in loader:
         out = model(batch[0])
@@ -432,7 +467,9 @@ def graph_is_let_go() -> None:
 
 
 def models_are_let_go() -> None:
-    """The recorder keeps nothing of a job that is over: a model that it kept would keep its memory and its process group."""
+    """The recorder keeps nothing of a job that is over: a model that it kept would keep its memory
+    and its process group.
+    """
     for watched in (False, True):
         model, optimizer, loader = parts()
         whole = nn.Sequential(model)
@@ -444,16 +481,23 @@ def models_are_let_go() -> None:
         references = [weakref.ref(thing) for thing in (model, whole, optimizer, model.weight)]
         del model, whole, optimizer, batch
         gc.collect()
-        assert [reference() for reference in references] == [None] * 4, "the recorder keeps the job alive"
+        assert [reference() for reference in references] == [None] * 4, (
+            "the recorder keeps the job alive"
+        )
 
 
 def optimizer_made_anew() -> None:
-    """A second phase with an optimizer of its own; the second time the job begins with it, as after a restart."""
+    """A second phase with an optimizer of its own; the second time the job begins with it, as after
+    a restart.
+    """
     where = Path(os.environ["ECRL_RECORD"])
     for arm in ("whole", "resumed"):
         os.environ["ECRL_RECORD"] = str(where / arm)
         model, _, loader = parts()
-        batches, weights = list(loader), [parameter.detach().clone() for parameter in model.parameters()]
+        batches, weights = (
+            list(loader),
+            [parameter.detach().clone() for parameter in model.parameters()],
+        )
         if arm == "whole":
             first = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
             first.itself = first  # type: ignore[attr-defined]  # in a cycle, as a schedule makes one
@@ -461,7 +505,9 @@ def optimizer_made_anew() -> None:
             first.step()
             del first
         second = torch.optim.AdamW(model.parameters(), lr=0.1)
-        assert all(torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(weights, model.parameters(), strict=True)
+        )
         for batch in batches[1:]:
             model.zero_grad()
             loss_of(model, batch).backward()
@@ -469,11 +515,26 @@ def optimizer_made_anew() -> None:
 
 
 LOOPS: tuple[Callable[[], None], ...] = (
-    *(plain, one_batch_ahead, skipped_batches, validation_between, accumulation, two_optimizers, optimizer_in_backward),
+    *(
+        plain,
+        one_batch_ahead,
+        skipped_batches,
+        validation_between,
+        accumulation,
+        two_optimizers,
+        optimizer_in_backward,
+    ),
     *(step_calls_step, overflow, no_ids, workers, odd_batches),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
     *(loss_inside_the_step, dummy_step, renamed),
-    *(dcp_in_background, saved_by_a_thread, failed_steps, planned_failure_caught, told_and_seen, adapted),
+    *(
+        dcp_in_background,
+        saved_by_a_thread,
+        failed_steps,
+        planned_failure_caught,
+        told_and_seen,
+        adapted,
+    ),
     *(models_are_let_go, optimizer_made_anew),
 )
 

@@ -1,4 +1,6 @@
-"""Small checkpoints for tests: a store with a history, damage done to files, a writer process of one's own."""
+"""Small checkpoints for tests: a store with a history, damage done to files, a writer process of
+one's own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 CONFIG = StoreConfig(keep=2, integrity=IntegrityConfig(run_id=RUN_ID))
 
 
-def image(step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID) -> CheckpointImage:
+def image(
+    step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID
+) -> CheckpointImage:
     return synthetic_image(seed, step, synthetic_plan(40_000, 20_000, single=single), run_id)
 
 
@@ -41,7 +45,9 @@ class CountingFs(PosixFs):
         return got
 
 
-def store_at(root: Path, config: StoreConfig = CONFIG, fs: Fs | None = None, attempt: int = 0) -> CheckpointStore:
+def store_at(
+    root: Path, config: StoreConfig = CONFIG, fs: Fs | None = None, attempt: int = 0
+) -> CheckpointStore:
     store = CheckpointStore(root / "checkpoints", config, fs)
     store.claim(attempt)
     return store
@@ -64,13 +70,25 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 @contextmanager
-def writer_process(layout: RunLayout, beats: HeartbeatTable | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """The real background writer of `layout`, which listens when this begins. `beats`: where it says what it does."""
+def writer_process(
+    layout: RunLayout, beats: HeartbeatTable | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The real background writer of `layout`, which listens when this begins. `beats`: where it
+    says what it does.
+    """
     layout.logs.mkdir(exist_ok=True)
     with listen(layout.writer) as listener, layout.writer_output.open("ab") as output:
         fds = (listener.fileno(), *((beats.fd,) if beats else ()))
-        command = [sys.executable, "-m", "ecrl_cli.supervision.launch.writer_main", str(layout.root), *map(str, fds)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds)
+        command = [
+            sys.executable,
+            "-m",
+            "ecrl_cli.supervision.launch.writer_main",
+            str(layout.root),
+            *map(str, fds),
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds
+        )
     try:
         yield process
     finally:

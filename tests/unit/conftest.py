@@ -14,9 +14,11 @@ from tests.unit import report_runs
 
 @pytest.fixture(scope="module", autouse=True)
 def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the tests of what the report makes of numbers, a run's numbers are those that they write into metrics.json.
+    """In the tests of what the report makes of numbers, a run's numbers are those that they write
+    into metrics.json.
 
-    That the report takes them from the records and not from there is tested in test_report_cache.py.
+    That the report takes them from the records and not from there is tested in
+    test_report_cache.py.
     """
     name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +35,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
     monkeypatch.setattr("ecrl_cli.report.build.study_pictures", lambda study: [])
     monkeypatch.setattr("ecrl_cli.report.history.history_pictures", lambda history: [])
-    monkeypatch.setattr("ecrl_cli.replication.report.publication.published_pictures", lambda found: ())
+    monkeypatch.setattr(
+        "ecrl_cli.replication.report.publication.published_pictures", lambda found: ()
+    )
 
 
 def _given(records: RunRecords, account: object) -> object:

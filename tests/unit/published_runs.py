@@ -1,4 +1,6 @@
-"""Synthetic sweeps under the names of the published suites, and what was compared with their references."""
+"""Synthetic sweeps under the names of the published suites, and what was compared with their
+references.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,29 @@ SEEDS = (1337, 2027, 4242)
 
 
 def cell(suite: str, seed: int = 1337, steps: int = 20, scale: str = "paper") -> list[Plan]:
-    """The three published arms; the failures of a `late` suite come later, its reference is the `base` one's."""
-    shared: dict[str, Any] = {"suite": suite, "seed": seed, "steps": steps, "scale": scale, "every": 4, "step_s": 0.09 if "r50" in suite else 0.05}
+    """The three published arms; the failures of a `late` suite come later, its reference is the
+    `base` one's.
+    """
+    shared: dict[str, Any] = {
+        "suite": suite,
+        "seed": seed,
+        "steps": steps,
+        "scale": scale,
+        "every": 4,
+        "step_s": 0.09 if "r50" in suite else 0.05,
+    }
     kills = (10, 18) if suite.endswith("late") else (7, 14)
-    return [Plan("ref", kills=(), **shared), Plan("blk", kills=kills, **shared), Plan("ovl", kills=kills, strategy="overlapped", **shared)]
+    return [
+        Plan("ref", kills=(), **shared),
+        Plan("blk", kills=kills, **shared),
+        Plan("ovl", kills=kills, strategy="overlapped", **shared),
+    ]
 
 
 def matrix(folder: Path, suites: tuple[str, ...] = SUITES, seeds: tuple[int, ...] = SEEDS) -> Path:
-    return make_sweep(folder, [plan for suite in suites for seed in seeds for plan in cell(suite, seed)])
+    return make_sweep(
+        folder, [plan for suite in suites for seed in seeds for plan in cell(suite, seed)]
+    )
 
 
 def run_of(sweep: Path, suite: str, variant: str, seed: int = 1337) -> RunLayout:
@@ -34,10 +51,29 @@ def run_of(sweep: Path, suite: str, variant: str, seed: int = 1337) -> RunLayout
 
 def diverge(layout: RunLayout, mean: float, *, equal: bool, l2: float = 0.0) -> None:
     """What verification leaves behind where it compared a run with its reference."""
-    loss = {"steps": 20, "maximum": 2 * mean, "mean": mean, "auc": 19 * mean, "first_differing_step": None if equal else 8}
-    state = {name: {"l2": l2, "relative_l2": l2 / 10, "differing": 0} for name in ("parameters", "buffers")}
+    loss = {
+        "steps": 20,
+        "maximum": 2 * mean,
+        "mean": mean,
+        "auc": 19 * mean,
+        "first_differing_step": None if equal else 8,
+    }
+    state = {
+        name: {"l2": l2, "relative_l2": l2 / 10, "differing": 0}
+        for name in ("parameters", "buffers")
+    }
     ends = {"parameters": equal, "buffers": equal, "optimizer": equal, "rng": True}
-    write_json(layout.divergence, {"schema_version": 1, "reference": "ref", "loss": loss, "final_equal": ends, "state_step": 20, "state": state})
+    write_json(
+        layout.divergence,
+        {
+            "schema_version": 1,
+            "reference": "ref",
+            "loss": loss,
+            "final_equal": ends,
+            "state_step": 20,
+            "state": state,
+        },
+    )
     judged_again(layout)
 
 
@@ -45,7 +81,14 @@ def read(*folders: Path) -> Comparison:
     return compare([read_run(place) for place in find_inputs(list(folders)).runs])
 
 
-def recorded(sweep: Path, suite: str, variant: str, key: str, seeds: tuple[int, ...] = SEEDS) -> list[float]:
+def recorded(
+    sweep: Path, suite: str, variant: str, key: str, seeds: tuple[int, ...] = SEEDS
+) -> list[float]:
     """A number of metrics.json, or of its checkpoints, by seed."""
-    documents = [json.loads(run_of(sweep, suite, variant, seed).metrics.read_text()) for seed in seeds]
-    return [float(document[key] if key in document else document["checkpoints"][key]) for document in documents]
+    documents = [
+        json.loads(run_of(sweep, suite, variant, seed).metrics.read_text()) for seed in seeds
+    ]
+    return [
+        float(document[key] if key in document else document["checkpoints"][key])
+        for document in documents
+    ]

@@ -1,4 +1,6 @@
-"""Synthetic run directories for the report's tests: what a finished run leaves behind, simulated on a clock of its own."""
+"""Synthetic run directories for the report's tests: what a finished run leaves behind, simulated on
+a clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,22 @@ from ecrl_cli.report.model.run_record import read_run
 from ecrl_cli.storage import files
 
 STARTING = {"launch": 0.3, "import": 0.4, "rendezvous": 0.1, "load": 0.1, "warm_up": 0.2}
-STALL = {"blocking": {"snapshot": 0.006, "serialize": 0.02, "write_wait": 0.09}, "overlapped": {"snapshot": 0.006, "enqueue": 0.001}}
+STALL = {
+    "blocking": {"snapshot": 0.006, "serialize": 0.02, "write_wait": 0.09},
+    "overlapped": {"snapshot": 0.006, "enqueue": 0.001},
+}
 DETECT = 0.08
 WALL_0 = 1_790_000_000.0
 SEEDS = (1337, 2027, 4242)
 NOISE = (1.005, 0.99, 1.0)  # of ref2 against ref, seed by seed
 WALLS = {"clean": 8.0, "ref": 10.0, "ref2": 10.0, "blk": 20.0, "ovl": 16.0}
-ENVIRONMENT = {"python": "3.11.7", "cpu": {"model": "a processor", "logical": 2}, "packages": {"torch": "2.15.0"}, "gpus": [], "git_revision": "a1"}
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "cpu": {"model": "a processor", "logical": 2},
+    "packages": {"torch": "2.15.0"},
+    "gpus": [],
+    "git_revision": "a1",
+}
 
 GIVEN = False  # metrics.json is what the simulation says; else what the records fold to
 write_json = partial(files.write_json, durable=False)  # no test of a report loses power
@@ -85,7 +96,12 @@ class Plan:
 
 def arms(suite: str = "digits-cnn-kill", seed: int = 1337, steps: int = 60) -> list[Plan]:
     """The four arms of one cell."""
-    shared: dict[str, Any] = {"suite": suite, "seed": seed, "steps": steps, "every": max(2, steps // 6)}
+    shared: dict[str, Any] = {
+        "suite": suite,
+        "seed": seed,
+        "steps": steps,
+        "every": max(2, steps // 6),
+    }
     return [
         Plan("clean", kills=(), strategy="none", **shared),
         Plan("ref", kills=(), **shared),
@@ -101,12 +117,16 @@ def config_of(plan: Plan) -> RunConfig:
         target_steps=plan.steps,
         suite_name=plan.suite,
         failure=struck,
-        checkpoint=CheckpointConfig(strategy=plan.strategy, every=plan.every, max_inflight=plan.inflight),
+        checkpoint=CheckpointConfig(
+            strategy=plan.strategy, every=plan.every, max_inflight=plan.inflight
+        ),
         variant=VariantConfig(plan.variant, bool(plan.kills)),
         scale=ScaleConfig(plan.scale),
         model=ModelConfig(plan.model),
         dataset=DatasetConfig(plan.dataset),
-        write_mode=WriteModeConfig(plan.write_mode, sync_directories=plan.write_mode == "atomic_dirsync"),
+        write_mode=WriteModeConfig(
+            plan.write_mode, sync_directories=plan.write_mode == "atomic_dirsync"
+        ),
         schedule=ScheduleConfig(plan.schedule),
         optimizer=OptimizerConfig(plan.optimizer),
     )
@@ -139,14 +159,22 @@ class Simulation:
 
     def _attempt(self, number: int, kill: int | None) -> None:
         launched, resumed = self.now, self.durable
-        source = ResumedFrom(f"checkpoints/step_{resumed:08d}", _hex(f"commit {resumed}")) if resumed else None
+        source = (
+            ResumedFrom(f"checkpoints/step_{resumed:08d}", _hex(f"commit {resumed}"))
+            if resumed
+            else None
+        )
         self.now += STARTING["launch"]
         for category in ("import", "rendezvous", "load"):
             self._spend(number, category, STARTING[category], 0)
         for step in range(resumed + 1, self.plan.steps + 1):
             self._step(number, step, first=step == resumed + 1)
             if step == kill:
-                self.fired.append(InjectedFault(len(self.fired), "kill", 1, step, number, self.now, WALL_0 + self.now))
+                self.fired.append(
+                    InjectedFault(
+                        len(self.fired), "kill", 1, step, number, self.now, WALL_0 + self.now
+                    )
+                )
                 break
         died = kill is not None
         self.attempts.append(
@@ -178,32 +206,76 @@ class Simulation:
         self.seen = max(self.seen, step)
         loss = 2.3 * 0.97**step + 0.1 * random.Random(f"{self.plan.seed} {step}").random()
         self.ranks.setdefault(attempt, []).append(
-            RankLine(step, 0, step - 1, 0, 2, _hex(f"ids {step}"), 128, loss, attempt, seconds, self.now, WALL_0 + self.now)
+            RankLine(
+                step,
+                0,
+                step - 1,
+                0,
+                2,
+                _hex(f"ids {step}"),
+                128,
+                loss,
+                attempt,
+                seconds,
+                self.now,
+                WALL_0 + self.now,
+            )
         )
-        if self.plan.strategy != "none" and (step % self.plan.every == 0 or step == self.plan.steps):
+        if self.plan.strategy != "none" and (
+            step % self.plan.every == 0 or step == self.plan.steps
+        ):
             self._save(attempt, step)
 
     def _save(self, attempt: int, step: int) -> None:
         stall = STALL[self.plan.strategy]
-        shared: dict[str, Any] = {"global_step": step, "attempt": attempt, "time": WALL_0 + self.now}
+        shared: dict[str, Any] = {
+            "global_step": step,
+            "attempt": attempt,
+            "time": WALL_0 + self.now,
+        }
         lines = self.saves.setdefault(attempt, [])
         for category, seconds in stall.items():
             self._spend(attempt, category, seconds, step)
         lines.append(
             CheckpointLine(
-                "submitted", at=self.now, snapshot_s=stall["snapshot"], serialize_s=stall.get("serialize", 0.0), bytes=89_400_000, **shared
+                "submitted",
+                at=self.now,
+                snapshot_s=stall["snapshot"],
+                serialize_s=stall.get("serialize", 0.0),
+                bytes=89_400_000,
+                **shared,
             )
         )
         lines.append(CheckpointLine("received", at=self.now, **shared))
-        lines.append(CheckpointLine("released", at=self.now, stall_s=sum(stall.values()), enqueue_s=stall.get("enqueue", 0.0), **shared))
+        lines.append(
+            CheckpointLine(
+                "released",
+                at=self.now,
+                stall_s=sum(stall.values()),
+                enqueue_s=stall.get("enqueue", 0.0),
+                **shared,
+            )
+        )
         write = 0.0 if self.plan.strategy == "blocking" else 0.12
         struck = step + 1 in self.plan.kills and self.plan.strategy == "overlapped"
         if struck:
-            lines.append(CheckpointLine("lost", at=self.now + write, reason="its writer was fenced", **shared))
+            lines.append(
+                CheckpointLine(
+                    "lost", at=self.now + write, reason="its writer was fenced", **shared
+                )
+            )
             return
         commit = _hex(f"commit {step}")
         lines.append(
-            CheckpointLine("committed", at=self.now + write, write_s=0.09, commit_s=0.004, commit_sha256=commit, path=f"step_{step:08d}", **shared)
+            CheckpointLine(
+                "committed",
+                at=self.now + write,
+                write_s=0.09,
+                commit_s=0.004,
+                commit_sha256=commit,
+                path=f"step_{step:08d}",
+                **shared,
+            )
         )
         self.durable = step
 
@@ -218,10 +290,20 @@ class Simulation:
 
     def checkpoints(self) -> dict[str, Any]:
         lines = [line for saved in self.saves.values() for line in saved]
-        counts: dict[str, Any] = {name: sum(line.event == name for line in lines) for name in ("submitted", "committed", "failed", "lost")}
+        counts: dict[str, Any] = {
+            name: sum(line.event == name for line in lines)
+            for name in ("submitted", "committed", "failed", "lost")
+        }
         sums = {
             key: sum(getattr(line, key) for line in lines)
-            for key in ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+            for key in (
+                "snapshot_s",
+                "serialize_s",
+                "enqueue_s",
+                "backpressure_s",
+                "write_s",
+                "stall_s",
+            )
         }
         return {**counts, "bytes": sum(line.bytes for line in lines), **sums}
 
@@ -229,7 +311,10 @@ class Simulation:
         plan, stored = self.plan, store(config_of(self.plan))
         wall = self.ended - self.started
         replayed = sum(len(lines) for lines in self.ranks.values()) - plan.steps
-        digests = {name: _hex(f"{name} {plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest")}
+        digests = {
+            name: _hex(f"{name} {plan.seed}")
+            for name in ("parameters_digest", "buffers_digest", "optimizer_digest")
+        }
         return {
             "schema_version": 1,
             "run_id": stored.run_id,
@@ -251,7 +336,9 @@ class Simulation:
             "seconds": self.seconds(),
             "checkpoints": self.checkpoints(),
             "final": {"global_step": plan.steps, **digests, "loss": 0.25},
-            "mean_loss": {str(line.global_step): line.loss for lines in self.ranks.values() for line in lines},
+            "mean_loss": {
+                str(line.global_step): line.loss for lines in self.ranks.values() for line in lines
+            },
         }
 
     def write(self, folder: Path) -> Path:
@@ -262,14 +349,20 @@ class Simulation:
         write_json(layout.supervisor, encode(self.supervisor(folder)))
         write_json(layout.environment, ENVIRONMENT)
         write_json(layout.failures, [])
-        write_json(layout.dataset, {"name": "digits", "size": 1797, "classes": 10, "shape": [1, 8, 8]})
+        write_json(
+            layout.dataset, {"name": "digits", "size": 1797, "classes": 10, "shape": [1, 8, 8]}
+        )
         for fired in self.fired:
             write_json(layout.fired_entry(fired.index), encode(fired))
         for number in range(len(self.attempts)):
             paths = layout.attempt(number)
             paths.folder.mkdir(parents=True)
             for rank in (0, 1):
-                paths.rank(rank).write_bytes(b"".join(line_of(replace(line, rank=rank)) for line in self.ranks.get(number, [])))
+                paths.rank(rank).write_bytes(
+                    b"".join(
+                        line_of(replace(line, rank=rank)) for line in self.ranks.get(number, [])
+                    )
+                )
             paths.spans(0).write_bytes(b"".join(map(line_of, self.spans.get(number, []))))
             paths.checkpoints.write_bytes(b"".join(map(line_of, self.saves.get(number, []))))
         write_json(layout.attempt(len(self.attempts) - 1).final, encode(self.final()))
@@ -279,28 +372,76 @@ class Simulation:
         return folder
 
     def final(self) -> FinalState:
-        a, b, c, d = (_hex(f"{name} {self.plan.seed}") for name in ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest"))
-        return FinalState(self.plan.steps, len(self.attempts) - 1, self.ended, WALL_0 + self.ended, a, b, c, d, loss=0.25)
+        a, b, c, d = (
+            _hex(f"{name} {self.plan.seed}")
+            for name in ("parameters_digest", "buffers_digest", "optimizer_digest", "rng_digest")
+        )
+        return FinalState(
+            self.plan.steps,
+            len(self.attempts) - 1,
+            self.ended,
+            WALL_0 + self.ended,
+            a,
+            b,
+            c,
+            d,
+            loss=0.25,
+        )
 
     def supervisor(self, folder: Path) -> SupervisorRecord:
-        began = WALL_0 + self.started + random.Random(f"{self.plan} {folder}").randrange(10**6)  # no two runs began at once
+        # no two runs began at once
+        began = WALL_0 + self.started + random.Random(f"{self.plan} {folder}").randrange(10**6)
         session = SupervisorSession(self.started, began, "boot", self.ended)
         run_id = store(config_of(self.plan)).run_id
-        return SupervisorRecord(1, run_id, self.plan.steps, "completed", len(self.plan.kills), tuple(self.attempts), (session,), "target reached")
+        return SupervisorRecord(
+            1,
+            run_id,
+            self.plan.steps,
+            "completed",
+            len(self.plan.kills),
+            tuple(self.attempts),
+            (session,),
+            "target reached",
+        )
 
 
 def verdict(status: str) -> dict[str, Any]:
     """A verdict.json of `status`, with one finding of that status and one that holds."""
     findings = [
-        {"promise": "exactly-once", "status": "valid", "message": "60 steps, 0 duplicates, 0 missing, 0 extra", "evidence": []},
-        {"promise": "same-trajectory", "status": status, "message": f"the comparison is {status}", "evidence": ["losses of 60 steps", "4 digests"]},
+        {
+            "promise": "exactly-once",
+            "status": "valid",
+            "message": "60 steps, 0 duplicates, 0 missing, 0 extra",
+            "evidence": [],
+        },
+        {
+            "promise": "same-trajectory",
+            "status": status,
+            "message": f"the comparison is {status}",
+            "evidence": ["losses of 60 steps", "4 digests"],
+        },
     ]
-    return {"schema_version": 1, "status": status, "run": "run", "run_id": "", "reference": "ref", "findings": findings}
+    return {
+        "schema_version": 1,
+        "status": status,
+        "run": "run",
+        "run_id": "",
+        "reference": "ref",
+        "findings": findings,
+    }
 
 
 def judged(layout: RunLayout, document: dict[str, Any]) -> None:
     """Let `document` be the verdict on the run as it is now."""
-    write_json(layout.verdict, verdict_file(layout, document, None, read_json(layout.divergence) if layout.divergence.exists() else None))
+    write_json(
+        layout.verdict,
+        verdict_file(
+            layout,
+            document,
+            None,
+            read_json(layout.divergence) if layout.divergence.exists() else None,
+        ),
+    )
 
 
 def judged_again(layout: RunLayout) -> None:
@@ -310,7 +451,9 @@ def judged_again(layout: RunLayout) -> None:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    """Change fields of a document of a run that is judged as before; of verdict.json, the status."""
+    """Change fields of a document of a run that is judged as before; of verdict.json, the
+    status.
+    """
     layout = RunLayout(path.parent)
     if path == layout.verdict:
         judged(layout, verdict(changes["status"]))
@@ -343,7 +486,9 @@ def make_sweep(folder: Path, plans: list[Plan]) -> Path:
             }
         )
     with (folder / "manifest.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["run", "run_id", "suite", "variant", "seed", "status", "reason"])
+        writer = csv.DictWriter(
+            file, ["run", "run_id", "suite", "variant", "seed", "status", "reason"]
+        )
         writer.writeheader()
         writer.writerows(rows)
     return folder
@@ -376,15 +521,31 @@ def full_plans(suite: str, names: Sequence[str] = tuple(WALLS)) -> list[Plan]:
     """Every arm of a suite with three seeds."""
     found = {plan.variant: plan for plan in arms(suite)}
     ref2 = Plan("ref2", suite, kills=(), steps=found["ref"].steps, every=found["ref"].every)
-    return [Plan(**{**vars(plan), "seed": seed}) for seed in SEEDS for plan in (*found.values(), ref2) if plan.variant in names]
+    return [
+        Plan(**{**vars(plan), "seed": seed})
+        for seed in SEEDS
+        for plan in (*found.values(), ref2)
+        if plan.variant in names
+    ]
 
 
-def full_sweep(folder: Path, suites: Sequence[str] = ("one", "two"), names: Sequence[str] = tuple(WALLS), slower: float = 1.0) -> Comparison:
-    """Walls as WALLS says, twice as long in a second suite, a little longer with each seed; ref2 noisy as NOISE says. `slower`: all of it."""
+def full_sweep(
+    folder: Path,
+    suites: Sequence[str] = ("one", "two"),
+    names: Sequence[str] = tuple(WALLS),
+    slower: float = 1.0,
+) -> Comparison:
+    """Walls as WALLS says, twice as long in a second suite, a little longer with each seed; ref2
+    noisy as NOISE says. `slower`: all of it.
+    """
     made = [plan for suite in suites for plan in full_plans(suite, names)]
     make_sweep(folder, made)
     for plan in made:
-        wall = WALLS[plan.variant] * (1 + suites.index(plan.suite)) * (1 + 0.01 * SEEDS.index(plan.seed))
+        wall = (
+            WALLS[plan.variant]
+            * (1 + suites.index(plan.suite))
+            * (1 + 0.01 * SEEDS.index(plan.seed))
+        )
         noise = NOISE[SEEDS.index(plan.seed)] if plan.variant == "ref2" else 1.0
         timed(folder / f"{plan.suite}-{plan.variant}-s{plan.seed}", wall * noise * slower)
     return compared(folder)

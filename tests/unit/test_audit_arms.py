@@ -51,13 +51,23 @@ def saved(step: int) -> list[Line]:
 
 
 def process(last: int, *more: Line, rank: int = 0, first: int = 0, attempt: int = 0) -> list[Line]:
-    """A process that does steps `first` + 1 to `last` (counted by itself from 1), saves by no recorder that knows it, and says `more`."""
-    lines = [line for line in attempt_lines(rank, first, last, resumed=first > 0) if line["type"] not in ("save", "load")]
+    """A process that does steps `first` + 1 to `last` (counted by itself from 1), saves by no
+    recorder that knows it, and says `more`.
+    """
+    lines = [
+        line
+        for line in attempt_lines(rank, first, last, resumed=first > 0)
+        if line["type"] not in ("save", "load")
+    ]
     kept: list[Line] = []
     for line in [line | {"at": 100.0 * attempt + line.get("step", 0)} for line in lines]:
         kept.append(line)
         after = line["step"] if line["type"] == "step" else 0 if line["type"] == "process" else None
-        kept += [extra | {"at": 100.0 * attempt + extra.get("at", 0.0)} for extra in more if after is not None and extra["after_step"] == after]
+        kept += [
+            extra | {"at": 100.0 * attempt + extra.get("at", 0.0)}
+            for extra in more
+            if after is not None and extra["after_step"] == after
+        ]
     return kept
 
 
@@ -65,13 +75,19 @@ def recorded(folder: Path, *attempts: list[Line], launches: list[Line] | None = 
     for number, lines in enumerate(attempts):
         write(folder, number, 0, lines)
     if launches is not None:
-        told = [{"attempt": number, "exit_code": 0, "signal": None, "seconds": 1.0, **launch} for number, launch in enumerate(launches)]
+        told = [
+            {"attempt": number, "exit_code": 0, "signal": None, "seconds": 1.0, **launch}
+            for number, launch in enumerate(launches)
+        ]
         (folder / "arm.json").write_text(json.dumps({"launches": told}))
     return read_arm(folder)
 
 
 def drawn(arm: Arm, **keys: Any) -> dict[str, PlannedArm]:
-    return {planned.name: planned for planned in planned_arms(AuditConfig(AuditKeys(**keys)), judged_arm(arm))}
+    return {
+        planned.name: planned
+        for planned in planned_arms(AuditConfig(AuditKeys(**keys)), judged_arm(arm))
+    }
 
 
 SAVES = [line for step in (4, 8, 12, 16) for line in saved(step)]
@@ -82,7 +98,8 @@ def test_each_kind_of_arm_is_drawn_where_the_job_can_show_it(tmp_path: Path) -> 
     arms = drawn(recorded(tmp_path / "ref", process(LAST, handler, *SAVES)))
     assert list(arms) == ["off-boundary", "twice", "later-epoch", "inside-save", "sigterm"]
     twice = [(fault.attempt, fault.step) for fault in arms["twice"].faults]
-    assert twice == [(0, 5), (1, 11)]  # right after the first save; and after the second, which the next attempt makes
+    # right after the first save; and after the second, which the next attempt makes
+    assert twice == [(0, 5), (1, 11)]
     assert [(fault.kind, fault.step) for fault in arms["sigterm"].faults] == [("term", 15)]
     inside = arms["inside-save"].faults
     assert {(fault.step, fault.moment, fault.attempt) for fault in inside} == {(8, "save", 0)}
@@ -102,8 +119,16 @@ def test_a_job_without_a_handler_gets_no_sigterm_and_failures_is_how_many(tmp_pa
 
 
 def test_where_no_save_is_on_record_nothing_else_is_claimed(tmp_path: Path) -> None:
-    arms = drawn(recorded(tmp_path / "ref", process(LAST, file("write", "log.txt", 4), file("write", "log.txt", 8))))
-    assert list(arms) == ["no-checkpoint"] and arms["no-checkpoint"].why == "no finished checkpoint before the job's end is on record"
+    arms = drawn(
+        recorded(
+            tmp_path / "ref",
+            process(LAST, file("write", "log.txt", 4), file("write", "log.txt", 8)),
+        )
+    )
+    assert (
+        list(arms) == ["no-checkpoint"]
+        and arms["no-checkpoint"].why == "no finished checkpoint before the job's end is on record"
+    )
 
 
 def test_one_save_before_the_end_is_struck_after_it_once(tmp_path: Path) -> None:
@@ -112,7 +137,11 @@ def test_one_save_before_the_end_is_struck_after_it_once(tmp_path: Path) -> None
 
 
 def test_ranks_that_write_are_struck(tmp_path: Path) -> None:
-    own = [line for step in (4, 8, 12) for line in (file("write", f"checkpoint-{step}/rank1.bin", step),)]
+    own = [
+        line
+        for step in (4, 8, 12)
+        for line in (file("write", f"checkpoint-{step}/rank1.bin", step),)
+    ]
     write(tmp_path / "ref", 0, 0, process(LAST, *SAVES))
     write(tmp_path / "ref", 0, 1, process(LAST, *own, rank=1))
     inside = drawn(read_arm(tmp_path / "ref"))["inside-save"].faults
@@ -134,10 +163,21 @@ def test_points_of_a_file_that_is_renamed() -> None:
 
 def test_what_two_threads_of_a_rank_write_is_struck_in_both(tmp_path: Path) -> None:
     """A pointer that moves before the file behind it is written."""
-    lines = [line for step in (4, 8) for line in (file("write", f"step-{step}/a.bin", step, overlapped=True), file("write", "latest", step))]
+    lines = [
+        line
+        for step in (4, 8)
+        for line in (
+            file("write", f"step-{step}/a.bin", step, overlapped=True),
+            file("write", "latest", step),
+        )
+    ]
     inside = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"].faults
     assert {fault.attempt for fault in inside} == {0}
-    assert {fault.point for fault in inside} >= {"step-#/a.bin:torn", "latest:before", "latest:torn"}
+    assert {fault.point for fault in inside} >= {
+        "step-#/a.bin:torn",
+        "latest:before",
+        "latest:torn",
+    }
 
 
 def test_a_save_of_another_thread_is_one_whatever_step_the_training_is_at(tmp_path: Path) -> None:
@@ -155,7 +195,10 @@ def test_a_save_of_another_thread_is_one_whatever_step_the_training_is_at(tmp_pa
     [
         ("4.save:model.bin:torn", ""),
         ("8.save:checkpoint-#/state.json:before", ""),
-        ("8.save:optimizer.bin:torn", "no file of that name is written in the undisturbed run's save"),
+        (
+            "8.save:optimizer.bin:torn",
+            "no file of that name is written in the undisturbed run's save",
+        ),
         ("5.save:model.bin:torn", "rank 0 saves nothing after step 5"),
     ],
 )
@@ -171,14 +214,24 @@ def test_a_typed_point_must_exist(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_a_save_that_is_typed_without_a_point_is_torn_in_its_main_file(tmp_path: Path) -> None:
-    lines = [line for step in (4, 8) for line in (file("write", "latest", step), file("write", f"step-{step}/a.pt", step, overlapped=True))]
+    lines = [
+        line
+        for step in (4, 8)
+        for line in (
+            file("write", "latest", step),
+            file("write", f"step-{step}/a.pt", step, overlapped=True),
+        )
+    ]
     (planned,) = planned_arms(
-        AuditConfig(failure=AuditFailure("kill", ("8.save",), 0)), judged_arm(recorded(tmp_path / "ref", process(LAST, *lines)))
+        AuditConfig(failure=AuditFailure("kill", ("8.save",), 0)),
+        judged_arm(recorded(tmp_path / "ref", process(LAST, *lines))),
     )
     assert planned.faults[0].point == "step-8/a.pt:torn"
 
 
-@pytest.mark.parametrize("text", ["4.backward:model.bin:torn", "4.save:model.bin:burnt", "4.save:model.bin"])
+@pytest.mark.parametrize(
+    "text", ["4.backward:model.bin:torn", "4.save:model.bin:burnt", "4.save:model.bin"]
+)
 def test_what_is_no_point_of_a_save_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         config.step_and_moment(text)
@@ -187,10 +240,14 @@ def test_what_is_no_point_of_a_save_is_refused(text: str) -> None:
 
 def test_too_few_steps_says_what_was_seen(tmp_path: Path) -> None:
     lines = [line for line in attempt_lines(0, 0, 1) if line["type"] != "step"]
-    batches = [{"type": "batch", "n": number, "ids": [number], "hash": "x"} for number in range(2, 13)]
+    batches = [
+        {"type": "batch", "n": number, "ids": [number], "hash": "x"} for number in range(2, 13)
+    ]
     step = next(line for line in attempt_lines(0, 0, 1) if line["type"] == "step")
     arm = recorded(tmp_path / "ref", [*lines, *batches, step | {"batches": list(range(1, 13))}])
-    assert "1 optimizer step in 12 batches, 0 saves and 0 whole epochs were seen" in str(too_few_steps(judged_arm(arm)))
+    assert "1 optimizer step in 12 batches, 0 saves and 0 whole epochs were seen" in str(
+        too_few_steps(judged_arm(arm))
+    )
 
 
 # -- checkpoints
@@ -199,17 +256,27 @@ def test_too_few_steps_says_what_was_seen(tmp_path: Path) -> None:
 def test_a_checkpoint_is_finished_when_every_file_of_it_is(tmp_path: Path) -> None:
     first = process(8, *saved(4), *saved(8)[:3])
     found = checkpoints(recorded(tmp_path / "struck", first))
-    assert [(one.step, one.finished) for one in found] == [(4, True), (8, False)]  # of step 8 state.json is missing
+    # of step 8 state.json is missing
+    assert [(one.step, one.finished) for one in found] == [(4, True), (8, False)]
     assert found[0].paths == ("checkpoint-4/model.bin", "checkpoint-4/state.json")
 
 
 def test_a_file_that_is_not_renamed_yet_is_no_finished_checkpoint(tmp_path: Path) -> None:
     def parts(step: int, whole: bool) -> list[Line]:
-        lines = [file("write", "last.pt.tmp", step), file("closed", "last.pt.tmp", step), file("rename", "last.pt.tmp", step, to="last.pt")]
+        lines = [
+            file("write", "last.pt.tmp", step),
+            file("closed", "last.pt.tmp", step),
+            file("rename", "last.pt.tmp", step, to="last.pt"),
+        ]
         return lines if whole else lines[:2]
 
-    found = checkpoints(recorded(tmp_path / "struck", process(8, *parts(4, True), *parts(8, False))))
-    assert [(one.step, one.paths, one.finished) for one in found] == [(4, ("last.pt",), True), (8, ("last.pt.tmp",), False)]
+    found = checkpoints(
+        recorded(tmp_path / "struck", process(8, *parts(4, True), *parts(8, False)))
+    )
+    assert [(one.step, one.paths, one.finished) for one in found] == [
+        (4, ("last.pt",), True),
+        (8, ("last.pt.tmp",), False),
+    ]
 
 
 def test_saves_that_only_the_recorder_knows_are_checkpoints_too(tmp_path: Path) -> None:
@@ -221,14 +288,28 @@ def test_saves_that_only_the_recorder_knows_are_checkpoints_too(tmp_path: Path) 
 
 def test_a_process_that_only_writes_saves_after_the_step_of_its_time(tmp_path: Path) -> None:
     write(tmp_path / "ref", 0, 0, process(LAST))
-    writer = [{"type": "process", "format": 1, "rank": 0, "world_size": 1}, file("write", "a.pt", 0, at=5.5), file("closed", "a.pt", 0, at=5.6)]
+    writer = [
+        {"type": "process", "format": 1, "rank": 0, "world_size": 1},
+        file("write", "a.pt", 0, at=5.5),
+        file("closed", "a.pt", 0, at=5.6),
+    ]
     write(tmp_path / "ref", 0, 7, writer)
-    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path / "ref"))] == [(5, True)]
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path / "ref"))] == [
+        (5, True)
+    ]
 
 
 def test_a_checkpoint_that_was_not_finished_is_not_the_newest(tmp_path: Path) -> None:
     """Its last file is missing, though the recorder knows that the first was saved."""
-    known = [{"type": "save", "path": f"/x/checkpoint-{step}/model.bin", "done": True, "after_step": step} for step in (4, 8)]
+    known = [
+        {
+            "type": "save",
+            "path": f"/x/checkpoint-{step}/model.bin",
+            "done": True,
+            "after_step": step,
+        }
+        for step in (4, 8)
+    ]
     again = process(LAST, file("read", "checkpoint-4/model.bin", 0), first=4, attempt=1)
     arm = recorded(tmp_path / "struck", process(8, *saved(4), *saved(8)[:3], *known), again)
     assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 4)]
@@ -236,27 +317,49 @@ def test_a_checkpoint_that_was_not_finished_is_not_the_newest(tmp_path: Path) ->
 
 def test_a_checkpoint_that_is_read_by_its_folder_is_known(tmp_path: Path) -> None:
     """As DCP does: an older one is told from the newest."""
-    again = process(LAST, {"type": "load", "path": "/x/checkpoint-4", "after_step": 0}, first=4, attempt=1)
+    again = process(
+        LAST, {"type": "load", "path": "/x/checkpoint-4", "after_step": 0}, first=4, attempt=1
+    )
     arm = recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again)
     assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 8)]
 
 
 def test_what_a_resume_read_is_traced_to_its_save(tmp_path: Path) -> None:
-    again = process(LAST, file("read", "checkpoint-4/model.bin", 0), file("read", "data.bin", 0), first=4, attempt=1)
+    again = process(
+        LAST,
+        file("read", "checkpoint-4/model.bin", 0),
+        file("read", "data.bin", 0),
+        first=4,
+        attempt=1,
+    )
     found = reads(recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), again))
-    assert [(read.path, read.checkpoint.step if read.checkpoint else None) for read in found] == [("checkpoint-4/model.bin", 4), ("data.bin", None)]
+    assert [(read.path, read.checkpoint.step if read.checkpoint else None) for read in found] == [
+        ("checkpoint-4/model.bin", 4),
+        ("data.bin", None),
+    ]
 
 
 # -- recoverable inside a save
 
 
 def struck(path: str, how: str, step: int) -> Line:
-    return {"type": "strike", "index": 0, "kind": "kill", "moment": "save", "step": step, "path": path, "how": how, "after_step": step}
+    return {
+        "type": "strike",
+        "index": 0,
+        "kind": "kill",
+        "moment": "save",
+        "step": step,
+        "path": path,
+        "how": how,
+        "after_step": step,
+    }
 
 
 def inside(folder: Path, second: list[Line], launch: Line) -> list[tuple[str, str]]:
     first = process(8, *saved(4), *saved(8)[:2], struck("checkpoint-8/model.bin", "torn", 8))
-    arm = recorded(folder, first, second, launches=[{"exit_code": None, "signal": 9, "planned": True}, launch])
+    arm = recorded(
+        folder, first, second, launches=[{"exit_code": None, "signal": 9, "planned": True}, launch]
+    )
     return [(finding.status, finding.message) for finding in recoverable(judged_arm(arm))]
 
 
@@ -265,19 +368,41 @@ DEATH = "a death inside the save of step 8 (checkpoint-8/model.bin torn)"
 
 def test_a_job_that_goes_on_from_the_checkpoint_before_has_recovered(tmp_path: Path) -> None:
     ((status, said),) = inside(tmp_path / "inside-save", process(LAST, first=4, attempt=1), {})
-    assert status == KEPT and said == "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished checkpoint"
+    assert (
+        status == KEPT
+        and said
+        == "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
+        " checkpoint"
+    )
 
 
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
     ((status, said),) = inside(tmp_path / "inside-save", process(LAST, attempt=1), {})
-    assert status == BROKEN and said == f"attempt 1 began anew after {DEATH}, although the checkpoint of step 4 had been finished"
+    assert (
+        status == BROKEN
+        and said
+        == f"attempt 1 began anew after {DEATH}, although the checkpoint of step 4 had been"
+        " finished"
+    )
 
 
 def test_a_checkpoint_that_was_being_overwritten_is_said_to_be(tmp_path: Path) -> None:
-    first = process(8, file("write", "last.pt", 4), file("closed", "last.pt", 4), file("write", "last.pt", 8), struck("last.pt", "torn", 8))
+    first = process(
+        8,
+        file("write", "last.pt", 4),
+        file("closed", "last.pt", 4),
+        file("write", "last.pt", 8),
+        struck("last.pt", "torn", 8),
+    )
     launches = [{"exit_code": None, "signal": 9, "planned": True}, {}]
-    (finding,) = recoverable(judged_arm(recorded(tmp_path / "inside-save", first, process(LAST, attempt=1), launches=launches)))
-    assert finding.status == BROKEN and finding.message.endswith("although the checkpoint of step 4 had been finished, and was being overwritten")
+    (finding,) = recoverable(
+        judged_arm(
+            recorded(tmp_path / "inside-save", first, process(LAST, attempt=1), launches=launches)
+        )
+    )
+    assert finding.status == BROKEN and finding.message.endswith(
+        "although the checkpoint of step 4 had been finished, and was being overwritten"
+    )
 
 
 def test_a_save_in_which_the_job_was_killed_is_not_finished(tmp_path: Path) -> None:
@@ -294,12 +419,21 @@ def test_a_job_that_does_not_start_again_has_not(tmp_path: Path) -> None:
     )
     ((status, said),) = inside(tmp_path / "inside-save", second, {"exit_code": 1})
     assert status == BROKEN
-    assert said == f"after {DEATH}, attempt 1 ended with exit code 1 while it read checkpoint-8/model.bin: UnpicklingError: torn"
+    assert (
+        said
+        == f"after {DEATH}, attempt 1 ended with exit code 1 while it read checkpoint-8/model.bin:"
+        " UnpicklingError: torn"
+    )
 
 
 def test_a_death_in_the_first_save_leaves_nothing_to_recover(tmp_path: Path) -> None:
     first = process(4, *saved(4)[:2], struck("checkpoint-4/model.bin", "torn", 4))
-    arm = recorded(tmp_path / "inside-save", first, process(LAST, attempt=1), launches=[{"exit_code": None, "signal": 9, "planned": True}, {}])
+    arm = recorded(
+        tmp_path / "inside-save",
+        first,
+        process(LAST, attempt=1),
+        launches=[{"exit_code": None, "signal": 9, "planned": True}, {}],
+    )
     assert [finding.status for finding in recoverable(judged_arm(arm))] == [KEPT]
 
 
@@ -310,9 +444,18 @@ def test_an_arm_without_a_death_inside_a_save_says_nothing_of_it(tmp_path: Path)
 # -- progress
 
 
-def test_a_job_that_hangs_while_it_prints_is_told_from_one_that_stands_still(tmp_path: Path) -> None:
-    arm = recorded(tmp_path / "struck", process(LAST), launches=[{"hung": True, "exit_code": None, "signal": 9, "no_step": True}])
-    assert progress(judged_arm(arm)).message == "attempt 0 went on printing and made no step for too long and was ended"
+def test_a_job_that_hangs_while_it_prints_is_told_from_one_that_stands_still(
+    tmp_path: Path,
+) -> None:
+    arm = recorded(
+        tmp_path / "struck",
+        process(LAST),
+        launches=[{"hung": True, "exit_code": None, "signal": 9, "no_step": True}],
+    )
+    assert (
+        progress(judged_arm(arm)).message
+        == "attempt 0 went on printing and made no step for too long and was ended"
+    )
 
 
 def test_an_arm_that_the_user_stopped_blames_nobody(tmp_path: Path) -> None:
@@ -321,16 +464,32 @@ def test_an_arm_that_the_user_stopped_blames_nobody(tmp_path: Path) -> None:
     launches = json.loads(path.read_text())["launches"]
     launches[-1] |= {"exit_code": None, "stopped": True}
     path.write_text(json.dumps({"launches": launches}))
-    verdict = judge([read_arm(tmp_path / name) for name in ("ref", "ref2")], [read_arm(tmp_path / "struck")], planned=["struck", "sigterm"])
-    told = {finding.arm: (finding.status, finding.message) for finding in verdict.findings if finding.arm in ("struck", "sigterm")}
-    assert told == {name: (UNKNOWN, f"{name} was not run: the audit was stopped before its end") for name in ("struck", "sigterm")}
+    verdict = judge(
+        [read_arm(tmp_path / name) for name in ("ref", "ref2")],
+        [read_arm(tmp_path / "struck")],
+        planned=["struck", "sigterm"],
+    )
+    told = {
+        finding.arm: (finding.status, finding.message)
+        for finding in verdict.findings
+        if finding.arm in ("struck", "sigterm")
+    }
+    assert told == {
+        name: (UNKNOWN, f"{name} was not run: the audit was stopped before its end")
+        for name in ("struck", "sigterm")
+    }
     assert verdict.status == "unknown" and verdict.diagnosis == told["struck"][1]
 
 
 @pytest.mark.parametrize(("name", "status"), [("inside-save", KEPT), ("struck", UNKNOWN)])
-def test_of_the_points_of_one_save_those_that_happened_count(tmp_path: Path, name: str, status: str) -> None:
+def test_of_the_points_of_one_save_those_that_happened_count(
+    tmp_path: Path, name: str, status: str
+) -> None:
     arm = recorded(tmp_path / name, process(LAST, struck("a", "torn", 4)), launches=[{}])
-    planned = {0: "kill of rank 0 at step 4 (save: a torn)", 1: "kill of rank 0 at step 4 (save: b torn)"}
+    planned = {
+        0: "kill of rank 0 at step 4 (save: a torn)",
+        1: "kill of rank 0 at step 4 (save: b torn)",
+    }
     assert progress(judged_arm(replace(arm, planned=planned))).status == status
 
 
@@ -340,11 +499,30 @@ def test_of_the_points_of_one_save_those_that_happened_count(tmp_path: Path, nam
         ("", ""),
         ("all is well\n", "all is well"),
         ("Traceback (most recent call last):\n  File a\nKeyError: 'x'\n", "KeyError: 'x'"),
-        ("\r 40%|####  | 4/10Traceback (most recent call last):\n  File a\nKeyError: 'x'\nread the docs\n", "KeyError: 'x'"),
-        ("Traceback (most recent call last):\n  File a\nValueError: old\ngoing on\n" + "step\n" * 50, "step"),
-        ("[rank1]: Traceback (most recent call last):\n[rank1]:   File a\n[rank1]: a.b.OddError: no\n[rank1]: read this\n", "OddError: no"),
         (
-            "Traceback (most recent call last):\n  File a\n_pickle.UnpicklingError: Weights only load failed.\n\t(1) do\nRead the docs\n",
+            (
+                "\r 40%|####  | 4/10Traceback (most recent call last):\n  File a\nKeyError:"
+                " 'x'\nread the docs\n"
+            ),
+            "KeyError: 'x'",
+        ),
+        (
+            "Traceback (most recent call last):\n  File a\nValueError: old\ngoing on\n"
+            + "step\n" * 50,
+            "step",
+        ),
+        (
+            (
+                "[rank1]: Traceback (most recent call last):\n[rank1]:   File a\n[rank1]:"
+                " a.b.OddError: no\n[rank1]: read this\n"
+            ),
+            "OddError: no",
+        ),
+        (
+            (
+                "Traceback (most recent call last):\n  File a\n_pickle.UnpicklingError: Weights"
+                " only load failed.\n\t(1) do\nRead the docs\n"
+            ),
             "UnpicklingError: Weights only load failed",
         ),
     ],
@@ -356,7 +534,11 @@ def test_the_last_words_of_a_job_are_its_error(tmp_path: Path, printed: str, sai
 
 
 def test_what_a_job_read_in_whole_is_not_what_it_died_of(tmp_path: Path) -> None:
-    lines = [process(1)[0], file("read", "last.pt", 0), {"type": "load", "path": "/x/last.pt", "after_step": 0}]
+    lines = [
+        process(1)[0],
+        file("read", "last.pt", 0),
+        {"type": "load", "path": "/x/last.pt", "after_step": 0},
+    ]
     arm = recorded(tmp_path / "struck", process(4), lines, launches=[{}, {"exit_code": 1}])
     assert how_it_ended(arm, arm.launches[1]) == "exit code 1 after it had read last.pt"
 
@@ -368,13 +550,19 @@ def job(**keys: Any) -> Job:
     return Job(("sh", "-c", "true"), AuditKeys(**keys), Path("/nowhere"))
 
 
-def test_the_newest_match_stands_for_latest_and_without_one_there_is_no_resume(tmp_path: Path) -> None:
+def test_the_newest_match_stands_for_latest_and_without_one_there_is_no_resume(
+    tmp_path: Path,
+) -> None:
     words = job(resume="--resume {latest:**/checkpoint-*} --strict")
     assert words.command(tmp_path, 1) == ["sh", "-c", "true"]
     for number, name in enumerate(("checkpoint-9", "checkpoint-10", "other")):
         (tmp_path / "work" / "runs" / name).mkdir(parents=True)
         os.utime(tmp_path / "work" / "runs" / name, (1, 1 + number // 2 * 5))
-    assert words.command(tmp_path, 1)[3:] == ["--resume", str(tmp_path / "work" / "runs" / "checkpoint-10"), "--strict"]
+    assert words.command(tmp_path, 1)[3:] == [
+        "--resume",
+        str(tmp_path / "work" / "runs" / "checkpoint-10"),
+        "--strict",
+    ]
     assert words.command(tmp_path, 0) == ["sh", "-c", "true"]
 
 
@@ -382,7 +570,12 @@ def test_a_job_may_make_no_step_for_many_times_its_longest_gap(tmp_path: Path) -
     arm = recorded(tmp_path / "ref", process(LAST), launches=[{"seconds": 24.0}])
     assert longest_gap(arm) == 9.0  # 15 s from the first step to the last
     assert job().beside(arm).no_step_s == 90.0 and job(no_step_s=7.0).beside(arm).no_step_s == 7.0
-    assert job().beside(recorded(tmp_path / "ref2", process(LAST), launches=[{"seconds": 15.0}])).no_step_s == 60.0
+    assert (
+        job()
+        .beside(recorded(tmp_path / "ref2", process(LAST), launches=[{"seconds": 15.0}]))
+        .no_step_s
+        == 60.0
+    )
 
 
 def test_a_step_is_seen_when_its_line_is_whole(tmp_path: Path) -> None:
@@ -399,7 +592,8 @@ def test_a_step_is_seen_when_its_line_is_whole(tmp_path: Path) -> None:
     assert steps.any
 
 
-# Writes one step an attempt, and how each attempt ends: at step `died` of attempt 0 by a planned failure.
+# Writes one step an attempt, and how each attempt ends: at step `died` of attempt 0 by a planned
+# failure.
 _WRITES = """
 import json, os, sys
 folder = os.path.join(os.environ["ECRL_RECORD"], "attempt-%02d" % int(os.environ["ECRL_ATTEMPT"]))
@@ -422,18 +616,26 @@ def attempts_of(folder: Path, last: int, **words: Any) -> list[int | None]:
     code = _WRITES.format(first="(0, 4) if os.environ['ECRL_ATTEMPT'] == '0' else (4, 8)", **words)
     asked = Job(("python3", "-c", code), AuditKeys(max_restarts=0), Path("/nowhere"), last=last)
     fault = PlannedFault(0, 0, words["strike"] or "kill", 0, 4, "before")
-    return [launch.exit_code for launch in run_arm(asked, folder / "arm", (fault,), lambda text: None)]
+    return [
+        launch.exit_code for launch in run_arm(asked, folder / "arm", (fault,), lambda text: None)
+    ]
 
 
-def test_a_job_that_ends_well_when_asked_to_stop_is_started_again_until_its_last_step(tmp_path: Path) -> None:
+def test_a_job_that_ends_well_when_asked_to_stop_is_started_again_until_its_last_step(
+    tmp_path: Path,
+) -> None:
     assert attempts_of(tmp_path, 8, strike="term", code=0) == [0, 0]
     assert attempts_of(tmp_path, 4, strike="term", code=0) == [0]  # it has come to its end
     assert attempts_of(tmp_path, 8, strike="", code=0) == [0]  # nobody asked it
 
 
 def test_planned_deaths_are_no_restarts_of_the_jobs_own(tmp_path: Path) -> None:
-    assert attempts_of(tmp_path, 8, strike="kill", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0") == [1, 0]
-    assert attempts_of(tmp_path, 8, strike="", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0") == [1]
+    assert attempts_of(
+        tmp_path, 8, strike="kill", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0"
+    ) == [1, 0]
+    assert attempts_of(
+        tmp_path, 8, strike="", code="1 if os.environ['ECRL_ATTEMPT'] == '0' else 0"
+    ) == [1]
 
 
 def test_processes_may_take_some_seconds_to_notice_a_death() -> None:
@@ -444,10 +646,25 @@ def test_processes_may_take_some_seconds_to_notice_a_death() -> None:
 
 
 def test_secrets_of_a_command_line_are_masked() -> None:
-    words = "env HF_TOKEN=s1 python t.py --api-key s2 --token=s3 --tokenizer g --wandb.api_key=s4 --max-tokens 5 https://u:s5@h/x --hf-token --out d"
+    words = (
+        "env HF_TOKEN=s1 python t.py --api-key s2 --token=s3 --tokenizer g --wandb.api_key=s4"
+        " --max-tokens 5 https://u:s5@h/x --hf-token --out d"
+    )
     shown = masked(words.split())
     assert not any(f"s{number}" in word for word in shown for number in range(1, 6))
-    kept = ["env", "python", "t.py", "--api-key", "--tokenizer", "g", "--max-tokens", "5", "--hf-token", "--out", "d"]
+    kept = [
+        "env",
+        "python",
+        "t.py",
+        "--api-key",
+        "--tokenizer",
+        "g",
+        "--max-tokens",
+        "5",
+        "--hf-token",
+        "--out",
+        "d",
+    ]
     assert [word for word in shown if "***" not in word] == kept
     assert masked_text("--resume {dir}/x  --secret  abc") == "--resume {dir}/x  --secret  ***"
 
@@ -455,8 +672,22 @@ def test_secrets_of_a_command_line_are_masked() -> None:
 def test_every_generator_is_seeded_before_the_jobs_own_code(tmp_path: Path) -> None:
     root = Path(faults.__file__).parents[1]
     path = os.pathsep.join([str(root / "ecrl" / "startup"), str(root)])
-    code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(()).item())"
+    code = (
+        "import random, numpy, torch; print(random.random(), numpy.random.rand(),"
+        " torch.rand(()).item())"
+    )
     recorded = os.environ | {"PYTHONPATH": path, "ECRL_RECORD": str(tmp_path), "ECRL_SEED": "7"}
-    done = subprocess.run([sys.executable, "-c", code], env=recorded, capture_output=True, text=True, timeout=200, check=True)
-    drawn_here = (random.Random(7).random(), numpy.random.RandomState(7).rand(), torch.rand((), generator=torch.Generator().manual_seed(7)).item())
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=recorded,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    drawn_here = (
+        random.Random(7).random(),
+        numpy.random.RandomState(7).rand(),
+        torch.rand((), generator=torch.Generator().manual_seed(7)).item(),
+    )
     assert done.stdout.split() == [repr(float(value)) for value in drawn_here]

@@ -1,4 +1,6 @@
-"""Operations on files of the arm's folder are on record, whoever writes, and planned failures inside a save strike between them."""
+"""Operations on files of the arm's folder are on record, whoever writes, and planned failures
+inside a save strike between them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -35,30 +38,62 @@ out = sys.argv[1]
 """
 
 
-def run(folder: Path, code: str, strikes: list[dict[str, Any]] = [], rc: int = 0, **environment: str) -> list[dict[str, Any]]:  # noqa: B006
+def run(
+    folder: Path,
+    code: str,
+    strikes: Sequence[dict[str, Any]] = (),
+    rc: int = 0,
+    **environment: str,
+) -> list[dict[str, Any]]:
     """Runs `code` as a job of an arm; returns the lines of all its processes."""
     (folder / "work").mkdir(exist_ok=True)
     path = os.pathsep.join([str(STARTUP), str(HERE / "src")])
-    recorded = {"PYTHONPATH": path, "ECRL_RECORD": str(folder), "ECRL_ARM_DIR": str(folder / "work"), "ECRL_ATTEMPT": "0"}
+    recorded = {
+        "PYTHONPATH": path,
+        "ECRL_RECORD": str(folder),
+        "ECRL_ARM_DIR": str(folder / "work"),
+        "ECRL_ATTEMPT": "0",
+    }
     bare = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     script = folder / "job.py"
     script.write_text(STEPS + dedent(code))
     command = [sys.executable, str(script), str(folder / "work")]
     done = subprocess.run(
-        command, env=bare | recorded | {"ECRL_STRIKES": json.dumps(strikes)} | environment, capture_output=True, text=True, timeout=200
+        command,
+        env=bare | recorded | {"ECRL_STRIKES": json.dumps(strikes)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == rc, done.stderr[-3000:]
-    return [json.loads(line) for file in sorted(folder.glob("attempt-*/*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(folder.glob("attempt-*/*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def operations(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    named = [(line["op"], line["path"], *([line["to"]] if "to" in line else []), line["after_step"]) for line in lines if line["type"] == "file"]
+    named = [
+        (line["op"], line["path"], *([line["to"]] if "to" in line else []), line["after_step"])
+        for line in lines
+        if line["type"] == "file"
+    ]
     assert [line for line in lines if line["type"] == "trouble"] == []
     return named
 
 
 def strike(point: str, kind: str = "kill", step: int = 1, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "step": step, "moment": "save", "rank": 0, "index": 0, "attempt": 0, "point": point, **more}
+    return {
+        "kind": kind,
+        "step": step,
+        "moment": "save",
+        "rank": 0,
+        "index": 0,
+        "attempt": 0,
+        "point": point,
+        **more,
+    }
 
 
 def test_a_save_in_the_jobs_own_format_is_on_record(tmp_path: Path) -> None:
@@ -111,7 +146,10 @@ def test_a_file_that_is_written_in_every_step_gets_few_lines(tmp_path: Path) -> 
             open(out + "/log.txt").close()
     """
     named = operations(run(tmp_path, code))
-    assert 3 <= sum(op == "write" for op, *_ in named) < 12 and 8 <= sum(op == "read" for op, *_ in named) < 20
+    assert (
+        3 <= sum(op == "write" for op, *_ in named) < 12
+        and 8 <= sum(op == "read" for op, *_ in named) < 20
+    )
 
 
 def test_more_events_than_are_recorded_are_said_to_be_missing(tmp_path: Path) -> None:
@@ -124,7 +162,9 @@ def test_more_events_than_are_recorded_are_said_to_be_missing(tmp_path: Path) ->
     """
     lines = run(tmp_path, code)
     assert len(operations(lines)) == 4
-    assert [line["text"] for line in lines if line["type"] == "note"] == ["more file events (other) than are recorded: no further ones"]
+    assert [line["text"] for line in lines if line["type"] == "note"] == [
+        "more file events (other) than are recorded: no further ones"
+    ]
 
 
 def test_another_thread_and_another_process_are_told_apart(tmp_path: Path) -> None:
@@ -142,8 +182,13 @@ def test_another_thread_and_another_process_are_told_apart(tmp_path: Path) -> No
         subprocess.run([sys.executable, "-c", f"open({out!r} + '/other.bin', 'wb').close()"], check=True)
     """
     lines = run(tmp_path, code)
-    assert [line.get("overlapped") for line in lines if line.get("path") == "thread.bin"] == [True, True]
-    (trained,) = [path for path in tmp_path.glob("attempt-00/*.jsonl") if '"type":"step"' in path.read_text()]
+    assert [line.get("overlapped") for line in lines if line.get("path") == "thread.bin"] == [
+        True,
+        True,
+    ]
+    (trained,) = [
+        path for path in tmp_path.glob("attempt-00/*.jsonl") if '"type":"step"' in path.read_text()
+    ]
     assert "child.bin" not in trained.read_text() and "other.bin" not in trained.read_text()
     assert any(line.get("path") == "other.bin" for line in lines)
 
@@ -196,9 +241,13 @@ SAVE = """
         ("newest.txt:after", [200, 200], "2"),
     ],
 )
-def test_a_death_inside_a_save_leaves_what_is_planned(tmp_path: Path, point: str, states: list[int], newest: str) -> None:
+def test_a_death_inside_a_save_leaves_what_is_planned(
+    tmp_path: Path, point: str, states: list[int], newest: str
+) -> None:
     lines = run(tmp_path, SAVE, [strike(point, step=2)], rc=-9)
-    assert [path.stat().st_size for path in sorted(tmp_path.glob("work/step-*/state.bin"))] == states
+    assert [
+        path.stat().st_size for path in sorted(tmp_path.glob("work/step-*/state.bin"))
+    ] == states
     assert (tmp_path / "work" / "newest.txt").read_text() == newest
     (line,) = [line for line in lines if line["type"] == "strike"]
     assert (line["moment"], line["step"], line["how"]) == ("save", 2, point.rpartition(":")[2])
@@ -206,7 +255,12 @@ def test_a_death_inside_a_save_leaves_what_is_planned(tmp_path: Path, point: str
 
 
 def test_a_planned_error_inside_a_save_reaches_the_job(tmp_path: Path) -> None:
-    code = SAVE.replace("    import os\n", "    import os\n    try:\n        open(out + '/a.bin', 'w')\n    except RuntimeError: print('no')\n", 1)
+    code = SAVE.replace(
+        "    import os\n",
+        "    import os\n    try:\n        open(out + '/a.bin', 'w')\n    except RuntimeError:"
+        " print('no')\n",
+        1,
+    )
     lines = run(tmp_path, code, [strike("state.bin:before", kind="raise")], rc=1)
     assert [line["kind"] for line in lines if line["type"] == "strike"] == ["raise"]
 
@@ -226,8 +280,11 @@ def test_a_slow_writers_thread_lets_training_go_on(tmp_path: Path) -> None:
             step()
     """
     lines = run(tmp_path, code, [strike("state.bin:torn")], rc=-9)
-    assert (tmp_path / "work" / "state.bin").stat().st_size == 5 and (tmp_path / "work" / "pointer").exists()
-    (begun,) = [line["step"] for line in lines if line["type"] == "strike"]  # the save that it was in
+    assert (tmp_path / "work" / "state.bin").stat().st_size == 5 and (
+        tmp_path / "work" / "pointer"
+    ).exists()
+    # the save that it was in
+    (begun,) = [line["step"] for line in lines if line["type"] == "strike"]
     assert max(line["step"] for line in lines if line["type"] == "step") > begun
 
 
@@ -269,7 +326,9 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder / "work", run(folder, TORCH)
 
 
-def test_writers_and_readers_in_c_are_followed_and_workers_are_not(in_c: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_writers_and_readers_in_c_are_followed_and_workers_are_not(
+    in_c: tuple[Path, list[dict[str, Any]]],
+) -> None:
     lines = in_c[1]
     assert operations(lines) == [
         ("write", "whole.pt", 1),
@@ -291,10 +350,16 @@ def test_writers_and_readers_in_c_are_followed_and_workers_are_not(in_c: tuple[P
     ("entry", "torn"),
     [
         (strike("a.safetensors:torn"), "a.safetensors"),
-        ({"kind": "kill", "step": 1, "moment": "save", "rank": 0, "index": 0, "attempt": 0}, "whole.pt"),  # no point: the first file
+        # no point: the first file
+        (
+            {"kind": "kill", "step": 1, "moment": "save", "rank": 0, "index": 0, "attempt": 0},
+            "whole.pt",
+        ),
     ],
 )
-def test_a_file_of_a_writer_in_c_is_torn(tmp_path: Path, in_c: tuple[Path, list[dict[str, Any]]], entry: dict[str, Any], torn: str) -> None:
+def test_a_file_of_a_writer_in_c_is_torn(
+    tmp_path: Path, in_c: tuple[Path, list[dict[str, Any]]], entry: dict[str, Any], torn: str
+) -> None:
     run(tmp_path, TORCH, [entry], rc=-9)
     whole, half = in_c[0] / torn, tmp_path / "work" / torn
     assert half.read_bytes() == whole.read_bytes()[: whole.stat().st_size // 2]
@@ -302,25 +367,70 @@ def test_a_file_of_a_writer_in_c_is_torn(tmp_path: Path, in_c: tuple[Path, list[
 
 def test_a_point_names_a_file_by_its_path_or_its_last_part() -> None:
     assert matches("checkpoint-10/trainer_state.json", "checkpoint-#/trainer_state.json")
-    assert matches("checkpoint-10/trainer_state.json", "trainer_state.json") and matches("a/b-1.pt", "*.pt")
-    assert not matches("checkpoint-10/optimizer.pt", "trainer_state.json") and not matches("checkpoint-x", "checkpoint-#")
+    assert matches("checkpoint-10/trainer_state.json", "trainer_state.json") and matches(
+        "a/b-1.pt", "*.pt"
+    )
+    assert not matches("checkpoint-10/optimizer.pt", "trainer_state.json") and not matches(
+        "checkpoint-x", "checkpoint-#"
+    )
 
 
 def test_what_holds_no_state_is_told_by_its_name() -> None:
-    for name in ("log.txt", "a/events.out.tfevents.12.host", "metrics.jsonl.tmp", "sample.png", "trainer_state.json"):
+    for name in (
+        "log.txt",
+        "a/events.out.tfevents.12.host",
+        "metrics.jsonl.tmp",
+        "sample.png",
+        "trainer_state.json",
+    ):
         assert not looks_binary(name), name
-    for name in ("last.pt", "last.pt.tmp", "checkpoint-5", "model.safetensors", "__0_0.distcp", "state"):
+    for name in (
+        "last.pt",
+        "last.pt.tmp",
+        "checkpoint-5",
+        "model.safetensors",
+        "__0_0.distcp",
+        "state",
+    ):
         assert looks_binary(name), name
 
 
 def test_a_rename_that_a_failure_came_before_did_not_happen(tmp_path: Path) -> None:
     """Its line is written first: the checkpoint of step 2 never got its name."""
-    lines: list[dict[str, Any]] = [{"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": 0}]
+    lines: list[dict[str, Any]] = [
+        {"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": 0}
+    ]
     for step in (1, 2):
         lines.append({"type": "step", "step": step, "losses": [0.5], "params": str(step)})
-        for event in ({"op": "write", "path": "a.tmp"}, {"op": "closed", "path": "a.tmp"}, {"op": "rename", "path": "a.tmp", "to": "a.pt"}):
+        for event in (
+            {"op": "write", "path": "a.tmp"},
+            {"op": "closed", "path": "a.tmp"},
+            {"op": "rename", "path": "a.tmp", "to": "a.pt"},
+        ):
             lines.append({"type": "file", "after_step": step, **event})
     write(tmp_path, 0, 0, lines)
-    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [(1, True), (2, True)]
-    write(tmp_path, 0, 0, [*lines, {"type": "strike", "index": 0, "kind": "kill", "moment": "save", "step": 2, "path": "a.pt", "how": "before"}])
-    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [(1, True), (2, False)]
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [
+        (1, True),
+        (2, True),
+    ]
+    write(
+        tmp_path,
+        0,
+        0,
+        [
+            *lines,
+            {
+                "type": "strike",
+                "index": 0,
+                "kind": "kill",
+                "moment": "save",
+                "step": 2,
+                "path": "a.pt",
+                "how": "before",
+            },
+        ],
+    )
+    assert [(one.step, one.finished) for one in checkpoints(read_arm(tmp_path))] == [
+        (1, True),
+        (2, False),
+    ]

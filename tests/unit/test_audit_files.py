@@ -1,4 +1,6 @@
-"""The inventory of what a job leaves: every file by its content, read without torch, and nothing that it holds is executed."""
+"""The inventory of what a job leaves: every file by its content, read without torch, and nothing
+that it holds is executed.
+"""
 
 from __future__ import annotations
 
@@ -72,16 +74,30 @@ def _entries(folder: Path, name: str) -> dict[str, str]:
 def test_every_value_of_a_pt_has_its_place(tmp_path: Path) -> None:
     torch.save(_state(), tmp_path / "last.pt")
     entries = _entries(tmp_path, "last.pt")
-    assert entries["progress.step"] == "3" and entries["progress.scores[0]"] == "0.5" and entries["args.lr"] == "0.1"
-    assert entries["score"].startswith("tensor(0.75) float32 ()") and entries["set"] == "{'a', 'b', 'c'}"
-    assert entries["optimizer.state.0.exp_avg"].startswith("float32 (3, 4) ") and entries["python[1]"].startswith("625 numbers ")
+    assert (
+        entries["progress.step"] == "3"
+        and entries["progress.scores[0]"] == "0.5"
+        and entries["args.lr"] == "0.1"
+    )
+    assert (
+        entries["score"].startswith("tensor(0.75) float32 ()")
+        and entries["set"] == "{'a', 'b', 'c'}"
+    )
+    assert entries["optimizer.state.0.exp_avg"].startswith("float32 (3, 4) ") and entries[
+        "python[1]"
+    ].startswith("625 numbers ")
     assert entries["optimizer.param_groups[0].lr"] == "0.001" and entries["(1, 'a')"] == "None"
 
 
 def test_a_value_is_the_same_however_it_is_laid_out(tmp_path: Path) -> None:
-    """Strides, conjugation and sign bits, the format before zip, an object that was loaded and saved again."""
+    """Strides, conjugation and sign bits, the format before zip, an object that was loaded and
+    saved again.
+    """
     state = _state()
-    plain = state | {name: state[name].resolve_conj().resolve_neg().contiguous() for name in ("strided", "conjugated", "negated")}
+    plain = state | {
+        name: state[name].resolve_conj().resolve_neg().contiguous()
+        for name in ("strided", "conjugated", "negated")
+    }
     torch.save(state, tmp_path / "a.pt")
     torch.save(plain, tmp_path / "b.pt")
     torch.save(state, tmp_path / "c.pt", _use_new_zipfile_serialization=False)
@@ -105,7 +121,12 @@ def test_another_element_is_another_entry(tmp_path: Path, name: str) -> None:
 
 def test_a_dcp_folder_is_one_file_of_values(tmp_path: Path) -> None:
     """Its byte entries too, and keys as in a `.pt` of the same state."""
-    state = {"model": {"w": torch.arange(6.0)}, "n": 3, "list": [1, torch.ones(2)], "opt": {0: {"step": 2}}}
+    state = {
+        "model": {"w": torch.arange(6.0)},
+        "n": 3,
+        "list": [1, torch.ones(2)],
+        "opt": {0: {"step": 2}},
+    }
     dcp.save(state, checkpoint_id=tmp_path / "step-3", no_dist=True)
     torch.save(state, tmp_path / "step-3.pt")
     (tmp_path / "step-3" / "extra.json").write_text("[1]")
@@ -118,7 +139,9 @@ def test_other_formats_by_content(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     np.savez(tmp_path / "a.npz", x=np.arange(3))
     np.save(tmp_path / "b.npy", np.eye(2))
-    (tmp_path / "c.json").write_text(json.dumps({"a": [1, {"b": None}], "where": str(tmp_path / "last.pt")}))
+    (tmp_path / "c.json").write_text(
+        json.dumps({"a": [1, {"b": None}], "where": str(tmp_path / "last.pt")})
+    )
     (tmp_path / "d.csv").write_text("step,loss\n1,0.5\n")
     (tmp_path / "e.onnx").write_bytes(b"\0\1\2")
     (tmp_path / "latest").symlink_to("step-3")
@@ -127,10 +150,14 @@ def test_other_formats_by_content(tmp_path: Path) -> None:
     torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "g.pt"))  # type: ignore[no-untyped-call]
     files = inventory(tmp_path)["files"]
     kinds = {name: content["kind"] for name, content in files.items()}
-    values = dict.fromkeys(("model.safetensors", "a.npz", "b.npy", "c.json", "f.zip", "g.pt"), "values")
+    values = dict.fromkeys(
+        ("model.safetensors", "a.npz", "b.npy", "c.json", "f.zip", "g.pt"), "values"
+    )
     assert kinds == values | {"d.csv": "lines", "e.onnx": "bytes", "latest": "link"}
     assert files["c.json"]["entries"] == {"a[0]": "1", "a[1].b": "None", "where": "'{dir}/last.pt'"}
-    assert files["d.csv"]["lines"] == ["step,loss", "1,0.5"] and files["latest"]["digest"] == "step-3"
+    assert (
+        files["d.csv"]["lines"] == ["step,loss", "1,0.5"] and files["latest"]["digest"] == "step-3"
+    )
 
 
 class _Code:
@@ -138,7 +165,9 @@ class _Code:
         return os.mkdir, (os.environ["ECRL_TEST_MARK"],)
 
 
-def test_code_is_described_and_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_described_and_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ECRL_TEST_MARK", str(tmp_path / "mark"))
     torch.save({"x": _Code()}, tmp_path / "a.pt")
     (tmp_path / "b.pkl").write_bytes(pickle.dumps(_Code()))
@@ -147,7 +176,10 @@ def test_code_is_described_and_not_executed(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "step-1" / "__0_0.distcp").write_bytes(b"")
     files = inventory(tmp_path)["files"]
     assert not (tmp_path / "mark").exists()
-    assert files["a.pt"]["entries"]["x"].startswith("posix.mkdir") and files["step-1"]["kind"] == "unreadable"
+    assert (
+        files["a.pt"]["entries"]["x"].startswith("posix.mkdir")
+        and files["step-1"]["kind"] == "unreadable"
+    )
 
 
 def _nested() -> bytes:
@@ -176,7 +208,9 @@ HOSTILE = {
 
 
 def test_hostile_files_cost_neither_time_nor_memory(tmp_path: Path) -> None:
-    """Each is read within seconds by a process with little memory, and what cannot be read says why."""
+    """Each is read within seconds by a process with little memory, and what cannot be read says
+    why.
+    """
     for name, data in HOSTILE.items():
         (tmp_path / name).write_bytes(data)
     huge = torch.ones(1).expand(2**40)
@@ -185,9 +219,21 @@ def test_hostile_files_cost_neither_time_nor_memory(tmp_path: Path) -> None:
         file.truncate(2**31)
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "loop").symlink_to(tmp_path)
-    code = "import resource, sys, json; from pathlib import Path; from ecrl_cli.audit.files import inventory; "
-    code += "resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2); print(json.dumps(inventory(Path(sys.argv[1]))))"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True)
+    code = (
+        "import resource, sys, json; from pathlib import Path; from ecrl_cli.audit.files import"
+        " inventory; "
+    )
+    code += (
+        "resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2);"
+        " print(json.dumps(inventory(Path(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     files = json.loads(done.stdout)["files"]
     assert files.keys() == HOSTILE.keys() | {"huge.pt", "sparse.pt", "loop"}
     read = {"empty.pt", "number.pkl", "deep.json", "surrogate.json", "loop", "sparse.pt"}
@@ -200,7 +246,9 @@ def test_an_inventory_is_read_as_it_was_written(tmp_path: Path) -> None:
     torch.save(_state(), tmp_path / "work" / "last.pt")
     write_inventory(tmp_path)
     read = read_inventory(tmp_path)
-    assert read is not None and dict(read.files["last.pt"].entries) == _entries(tmp_path / "work", "last.pt")
+    assert read is not None and dict(read.files["last.pt"].entries) == _entries(
+        tmp_path / "work", "last.pt"
+    )
     assert read_inventory(tmp_path / "work") is None
 
 
@@ -221,7 +269,9 @@ def test_an_inventory_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_an_inventory_of_a_stranger_is_checked(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / FILES).write_text(json.dumps({"schema_version": 1, "digest": "blake3", "left_out": [], "files": {}} | change))
+    (tmp_path / FILES).write_text(
+        json.dumps({"schema_version": 1, "digest": "blake3", "left_out": [], "files": {}} | change)
+    )
     with pytest.raises(RecordError) as raised:
         read_inventory(tmp_path)
     assert "is no inventory of files" in raised.value.line()

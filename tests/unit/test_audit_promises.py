@@ -1,4 +1,6 @@
-"""`ecrl audit DIR`: a healthy recording is valid; each way to come back wrong breaks its promise, named in the diagnosis."""
+"""`ecrl audit DIR`: a healthy recording is valid; each way to come back wrong breaks its promise,
+named in the diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
-from tests.unit.audit_recordings import LAST, attempt_lines, change, healthy, ids, told, write, write_arm
+from tests.unit.audit_recordings import (
+    LAST,
+    attempt_lines,
+    change,
+    healthy,
+    ids,
+    told,
+    write,
+    write_arm,
+)
 
 
 @pytest.fixture
@@ -32,14 +43,23 @@ def judged(folder: Path, order: str = "auto") -> AuditVerdict:
 
 
 def status(verdict: AuditVerdict, promise: str, arm: str = "struck") -> list[str]:
-    return [finding.status for finding in verdict.findings if finding.promise == promise and finding.arm in (arm, "")]
+    return [
+        finding.status
+        for finding in verdict.findings
+        if finding.promise == promise and finding.arm in (arm, "")
+    ]
 
 
 def test_a_healthy_job_is_valid(recorded: Path) -> None:
     verdict = judged(recorded)
     assert verdict.status == "valid", render(verdict, "audit")
-    assert {finding.status for finding in verdict.findings if finding.promise != "same files"} == {"kept"}
-    assert [(begun.after, begun.proof) for begun in verdict.arms[0].path.resumed] == [(8, "content"), (12, "content")]
+    assert {finding.status for finding in verdict.findings if finding.promise != "same files"} == {
+        "kept"
+    }
+    assert [(begun.after, begun.proof) for begun in verdict.arms[0].path.resumed] == [
+        (8, "content"),
+        (12, "content"),
+    ]
     assert len(verdict.arms[0].path.done_again) == 4
 
 
@@ -53,7 +73,11 @@ def at(step: int, **fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """An attempt that begins otherwise: its first step ends otherwise too."""
-    after = {name: told("after", value) for name, value in fields.items() if name in ("params", "optimizer", "settings", "rng")}
+    after = {
+        name: told("after", value)
+        for name, value in fields.items()
+        if name in ("params", "optimizer", "settings", "rng")
+    }
     if "optimizer" in fields:
         after["params"] = told("after", fields["optimizer"])
 
@@ -66,16 +90,26 @@ def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def first_batches_again(line: dict[str, Any]) -> dict[str, Any]:
-    """After step 8 the second epoch begins; the job trains on the batches of the first once more, one later."""
+    """After step 8 the second epoch begins; the job trains on the batches of the first once more,
+    one later.
+    """
     return line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" else line
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
     "data position": (
-        lambda folder: change(folder, 2, lambda line: line | {"ids": ids(line["n"], 0)} if line["type"] == "batch" else line, (0,)),
+        lambda folder: change(
+            folder,
+            2,
+            lambda line: line | {"ids": ids(line["n"], 0)} if line["type"] == "batch" else line,
+            (0,),
+        ),
         "exactly once",
         13,
-        "step 13 repeats the samples of step 1 (rank 0, attempt 2): the data position was not restored",
+        (
+            "step 13 repeats the samples of step 1 (rank 0, attempt 2): the data position was not"
+            " restored"
+        ),
     ),
     "off by one": (
         lambda folder: change(folder, 1, first_batches_again, (0,)),
@@ -84,7 +118,13 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         "step 9 repeats the samples of step 2 (rank 0, attempt 1)",
     ),
     "augmentation": (
-        lambda folder: change(folder, 2, lambda line: line | {"hash": told("other", line["n"])} if line["type"] == "batch" else line),
+        lambda folder: change(
+            folder,
+            2,
+            lambda line: (
+                line | {"hash": told("other", line["n"])} if line["type"] == "batch" else line
+            ),
+        ),
         "same input",
         13,
         "the same samples came out as other tensors",
@@ -93,7 +133,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         lambda folder: change(folder, 2, starts(optimizer=told("fresh"), entries=0)),
         "restored: optimizer",
         13,
-        "the optimizer's state before step 13 is that of no earlier step (0 entries): it was not loaded",
+        (
+            "the optimizer's state before step 13 is that of no earlier step (0 entries): it was"
+            " not loaded"
+        ),
     ),
     "a moment lost": (
         lambda folder: change(folder, 2, starts(optimizer=told("half"))),
@@ -117,7 +160,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         lambda folder: change(folder, 2, starts(params=told("fresh")), (1,)),
         "restored: parameters",
         13,
-        "rank 1 began attempt 2 with parameters that no rank had after step 12: they were not restored",
+        (
+            "rank 1 began attempt 2 with parameters that no rank had after step 12: they were not"
+            " restored"
+        ),
     ),
     "schedule": (
         lambda folder: change(folder, 2, starts(settings=told("twice"), lr=[0.05])),
@@ -126,7 +172,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         "the learning-rate schedule, or another setting of the optimizer, was not restored",
     ),
     "generators of rank 0": (
-        lambda folder: (change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)), change(folder, 2, at(1, losses=[0.5]), (1,))),
+        lambda folder: (
+            change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)),
+            change(folder, 2, at(1, losses=[0.5]), (1,)),
+        ),
         "restored: generators",
         13,
         "before step 13, rank 1: torch's random number generators were not restored",
@@ -149,15 +198,30 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         14,
         "differs from step 14 on, first in parameters",
     ),
-    "the last state": (lambda folder: change(folder, 2, at(4, optimizer=told("apart"))), "same end", 16, "the last step differs in optimizer"),
-    "a hang": (lambda folder: launches(folder, 1, hung=True, planned=False), "progress", None, "attempt 1 stood still and was ended"),
+    "the last state": (
+        lambda folder: change(folder, 2, at(4, optimizer=told("apart"))),
+        "same end",
+        16,
+        "the last step differs in optimizer",
+    ),
+    "a hang": (
+        lambda folder: launches(folder, 1, hung=True, planned=False),
+        "progress",
+        None,
+        "attempt 1 stood still and was ended",
+    ),
     "a death by itself": (
         lambda folder: launches(folder, 1, planned=False, exit_code=3),
         "progress",
         None,
         "attempt 1 ended by itself with exit code 3",
     ),
-    "left behind": (lambda folder: launches(folder, 0, left_behind=2), "progress", None, "2 processes outlived their attempt"),
+    "left behind": (
+        lambda folder: launches(folder, 0, left_behind=2),
+        "progress",
+        None,
+        "2 processes outlived their attempt",
+    ),
     "no end": (
         lambda folder: launches(folder, 2, exit_code=1),
         "same end",
@@ -172,8 +236,13 @@ def test_a_generator_that_nothing_was_drawn_from_breaks_nothing(recorded: Path) 
     change(recorded, 2, starts(rng=told("rng", 99, 0)))
     verdict = judged(recorded)
     assert verdict.status == "valid", render(verdict, "audit")
-    assert [f.message for f in verdict.findings if f.status == "not checked" and f.promise != "same files"] == [
-        "the state of generators is another after a restart, and nothing that was drawn from it shows in any step"
+    assert [
+        f.message
+        for f in verdict.findings
+        if f.status == "not checked" and f.promise != "same files"
+    ] == [
+        "the state of generators is another after a restart, and nothing that was drawn from it"
+        " shows in any step"
     ]
 
 
@@ -189,16 +258,30 @@ def test_what_came_back_wrong_is_named(recorded: Path, name: str) -> None:
     spoil, promise, step, said = BROKEN[name]
     spoil(recorded)
     verdict = judged(recorded)
-    found = [finding for finding in verdict.findings if finding.promise == promise and finding.status == "broken"]
+    found = [
+        finding
+        for finding in verdict.findings
+        if finding.promise == promise and finding.status == "broken"
+    ]
     assert verdict.status == "invalid" and len(found) == 1, render(verdict, name)
     assert said in found[0].message and found[0].step == step
 
 
-@pytest.mark.parametrize("name", ["data position", "optimizer not loaded", "schedule", "generators of rank 0"])
+@pytest.mark.parametrize(
+    "name", ["data position", "optimizer not loaded", "schedule", "generators of rank 0"]
+)
 def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path, name: str) -> None:
     spoil, _, _, said = BROKEN[name]
     spoil(recorded)
-    change(recorded, 2, lambda line: line | {"losses": [9.0], "params": told("after", line["step"])} if line["type"] == "step" else line)
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"losses": [9.0], "params": told("after", line["step"])}
+            if line["type"] == "step"
+            else line
+        ),
+    )
     assert said in judged(recorded).diagnosis
 
 
@@ -207,11 +290,16 @@ def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
         write_arm(tmp_path / name, (0, LAST))
     write_arm(tmp_path / "struck", (0, 10), (4, LAST))
     verdict = judged(tmp_path)
-    assert verdict.diagnosis == "attempt 1 went on after step 4, and a checkpoint of step 8 had been finished"
+    assert (
+        verdict.diagnosis
+        == "attempt 1 went on after step 4, and a checkpoint of step 8 had been finished"
+    )
 
 
 @pytest.mark.parametrize(("finished_by", "status"), [((0, 1), "invalid"), ((0,), "valid")])
-def test_a_checkpoint_that_each_rank_writes_is_finished_when_all_have(tmp_path: Path, finished_by: tuple[int, ...], status: str) -> None:
+def test_a_checkpoint_that_each_rank_writes_is_finished_when_all_have(
+    tmp_path: Path, finished_by: tuple[int, ...], status: str
+) -> None:
     """Both ranks write their part of every checkpoint; one may die before that of step 8."""
     for name in ("ref", "ref2"):
         write_arm(tmp_path / name, (0, LAST))
@@ -219,19 +307,58 @@ def test_a_checkpoint_that_each_rank_writes_is_finished_when_all_have(tmp_path: 
     for attempt, first in enumerate((0, 4)):
         for rank in (0, 1):
             (path,) = (tmp_path / "struck" / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
-            lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["type"] != "save"]
-            if not attempt and 1 not in finished_by:  # rank 1 died before its part of step 8, and the other waited for it
-                lines = [line for line in lines if line["type"] not in ("batch", "step") or line.get("step", line.get("n")) <= 8]
-            steps = [step for step in (4, 8) if first < step and (step == 4 or rank in finished_by or attempt)]
-            lines += [{"type": "save", "path": f"out/step-{step}/random_{rank}.pkl", "done": True, "after_step": step - first} for step in steps]
+            lines = [
+                line
+                for line in map(json.loads, path.read_text().splitlines())
+                if line["type"] != "save"
+            ]
+            # rank 1 died before its part of step 8, and the other waited for it
+            if not attempt and 1 not in finished_by:
+                lines = [
+                    line
+                    for line in lines
+                    if line["type"] not in ("batch", "step") or line.get("step", line.get("n")) <= 8
+                ]
+            steps = [
+                step
+                for step in (4, 8)
+                if first < step and (step == 4 or rank in finished_by or attempt)
+            ]
+            lines += [
+                {
+                    "type": "save",
+                    "path": f"out/step-{step}/random_{rank}.pkl",
+                    "done": True,
+                    "after_step": step - first,
+                }
+                for step in steps
+            ]
             if rank == 0:  # what one rank writes for all may be there already
                 lines += [
-                    {"type": "save", "path": f"out/step-{step}/model.pt", "done": True, "after_step": step - first} for step in (4, 8) if first < step
+                    {
+                        "type": "save",
+                        "path": f"out/step-{step}/model.pt",
+                        "done": True,
+                        "after_step": step - first,
+                    }
+                    for step in (4, 8)
+                    if first < step
                 ]
-            write(tmp_path / "struck", attempt, rank, [line | {"path": "out/step-4/model.pt"} if line["type"] == "load" else line for line in lines])
+            write(
+                tmp_path / "struck",
+                attempt,
+                rank,
+                [
+                    line | {"path": "out/step-4/model.pt"} if line["type"] == "load" else line
+                    for line in lines
+                ],
+            )
     verdict = judged(tmp_path)
     found = next(finding for finding in verdict.findings if finding.promise == "right checkpoint")
-    assert (verdict.status, found.status) == (status, "broken" if status == "invalid" else "kept"), render(verdict, "struck")
+    assert (verdict.status, found.status) == (
+        status,
+        "broken" if status == "invalid" else "kept",
+    ), render(verdict, "struck")
 
 
 def test_a_job_that_ends_too_early_is_named(tmp_path: Path) -> None:
@@ -246,7 +373,10 @@ def test_a_job_that_is_not_deterministic_is_unknown_and_never_invalid(recorded: 
     path.write_text(path.read_text().replace(told("rng", 5, 1), told("other")))
     BROKEN["parameters apart"][0](recorded)
     verdict = judged(recorded)
-    assert verdict.status == "unknown" and "differ from step 5 on, first in generators" in verdict.diagnosis, render(verdict, "audit")
+    assert (
+        verdict.status == "unknown"
+        and "differ from step 5 on, first in generators" in verdict.diagnosis
+    ), render(verdict, "audit")
     assert status(verdict, "same trajectory") == ["unknown"]
 
 
@@ -254,25 +384,41 @@ def test_a_generator_that_nobody_seeds_is_left_out(recorded: Path) -> None:
     for name in ("ref", "ref2", "struck"):
         for path in sorted((recorded / name).glob("*/*.jsonl")):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            lines = [line | {"rng_python": told(str(path), line["step"])} if line["type"] == "step" else line for line in lines]
+            lines = [
+                (
+                    line | {"rng_python": told(str(path), line["step"])}
+                    if line["type"] == "step"
+                    else line
+                )
+                for line in lines
+            ]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     verdict = judged(recorded)
     assert verdict.status == "valid", render(verdict, "audit")
-    assert "the python generator is not seeded alike: it is not compared" in verdict.findings[0].evidence
+    assert (
+        "the python generator is not seeded alike: it is not compared"
+        in verdict.findings[0].evidence
+    )
 
 
-def test_without_a_second_undisturbed_run_the_first_attempts_show_determinism(recorded: Path) -> None:
+def test_without_a_second_undisturbed_run_the_first_attempts_show_determinism(
+    recorded: Path,
+) -> None:
     for path in sorted((recorded / "ref2").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     (recorded / "ref2").rmdir()
     assert status(judged(recorded), "deterministic") == ["kept"]
     change(recorded, 0, at(6, losses=[0.125]))  # before any failure
     verdict = judged(recorded)
-    assert verdict.status == "unknown" and "differ from step 6 on, first in loss" in verdict.diagnosis, render(verdict, "audit")
+    assert (
+        verdict.status == "unknown" and "differ from step 6 on, first in loss" in verdict.diagnosis
+    ), render(verdict, "audit")
 
 
 @pytest.mark.parametrize(("missing", "promise"), [("ref", "same trajectory")])
-def test_without_references_nothing_is_called_kept(recorded: Path, missing: str, promise: str) -> None:
+def test_without_references_nothing_is_called_kept(
+    recorded: Path, missing: str, promise: str
+) -> None:
     for name in ("ref2", "ref") if missing == "ref" else ("ref2",):
         for path in sorted((recorded / name).rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
@@ -285,24 +431,56 @@ def test_without_references_nothing_is_called_kept(recorded: Path, missing: str,
 def test_steps_done_twice_need_no_reference(recorded: Path) -> None:
     BROKEN["a loss done twice"][0](recorded)
     verdict = judge_folder(recorded / "struck", None, "auto")
-    assert verdict.status == "invalid" and verdict.diagnosis.startswith("step 9 was done twice and differs in loss")
+    assert verdict.status == "invalid" and verdict.diagnosis.startswith(
+        "step 9 was done twice and differs in loss"
+    )
 
 
 def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) -> None:
     swapped = {13: 14, 14: 13}
-    change(recorded, 2, lambda line: line | {"ids": ids(swapped.get(line["n"] + 12, line["n"] + 12), 0)} if line["type"] == "batch" else line, (0,))
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(swapped.get(line["n"] + 12, line["n"] + 12), 0)}
+            if line["type"] == "batch"
+            else line
+        ),
+        (0,),
+    )
     assert status(judged(recorded, "free"), "exactly once") == ["kept"]
     assert status(judged(recorded, "declared"), "exactly once") == ["broken"]
-    change(recorded, 2, lambda line: line | {"ids": ids(1, 0)} if line["type"] == "batch" and line["n"] == 4 else line, (0,))
-    (finding,) = [finding for finding in judged(recorded, "free").findings if finding.promise == "exactly once"]
-    assert finding.status == "broken" and finding.message.startswith("2 samples came too often and 2 are missing, of 64")
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(1, 0)} if line["type"] == "batch" and line["n"] == 4 else line
+        ),
+        (0,),
+    )
+    (finding,) = [
+        finding
+        for finding in judged(recorded, "free").findings
+        if finding.promise == "exactly once"
+    ]
+    assert finding.status == "broken" and finding.message.startswith(
+        "2 samples came too often and 2 are missing, of 64"
+    )
 
 
 def test_what_the_recorder_could_not_see_makes_it_unknown(recorded: Path) -> None:
     (path,) = (recorded / "struck" / "attempt-02").glob("rank0-*.jsonl")
-    path.write_text(path.read_text() + json.dumps({"type": "trouble", "what": "batch", "error": "TypeError: x"}) + "\n")
+    path.write_text(
+        path.read_text()
+        + json.dumps({"type": "trouble", "what": "batch", "error": "TypeError: x"})
+        + "\n"
+    )
     verdict = judged(recorded)
-    assert verdict.status == "unknown" and verdict.diagnosis == "the recorder could not see everything: struck: batch: TypeError: x"
+    assert (
+        verdict.status == "unknown"
+        and verdict.diagnosis
+        == "the recorder could not see everything: struck: batch: TypeError: x"
+    )
 
 
 def test_a_torn_last_line_and_unknown_keys_are_no_error(recorded: Path) -> None:
@@ -315,7 +493,10 @@ def test_a_declared_recording_by_hand_is_judged(tmp_path: Path) -> None:
     """What `rec.step(step, loss=..., samples=...)` writes: no digests, the job's own numbers."""
 
     def lines(first: int, last: int) -> list[dict[str, Any]]:
-        told_steps = [{"type": "step", "step": s, "declared": True, "losses": [float(s)], "ids": [s, s + 100]} for s in range(first, last + 1)]
+        told_steps = [
+            {"type": "step", "step": s, "declared": True, "losses": [float(s)], "ids": [s, s + 100]}
+            for s in range(first, last + 1)
+        ]
         return [{"type": "process", "format": 1, "rank": 0, "world_size": 1}, *told_steps]
 
     write(tmp_path / "ref", 0, 0, lines(1, 9))
@@ -323,13 +504,26 @@ def test_a_declared_recording_by_hand_is_judged(tmp_path: Path) -> None:
     write(tmp_path / "struck", 0, 0, lines(1, 6))
     write(tmp_path / "struck", 1, 0, lines(5, 9))
     assert judged(tmp_path).status == "valid"
-    write(tmp_path / "struck", 1, 0, [line | {"ids": [1, 101]} if line.get("step") == 7 else line for line in lines(5, 9)])
-    assert judged(tmp_path).diagnosis.startswith("step 7 repeats the samples of step 1 (rank 0, attempt 1)")
+    write(
+        tmp_path / "struck",
+        1,
+        0,
+        [line | {"ids": [1, 101]} if line.get("step") == 7 else line for line in lines(5, 9)],
+    )
+    assert judged(tmp_path).diagnosis.startswith(
+        "step 7 repeats the samples of step 1 (rank 0, attempt 1)"
+    )
 
 
 HOSTILE = {
-    "another format": ('{"type":"process","format":9,"rank":0,"world_size":1}', "format 9, this ECRL reads 1"),
-    "a rank beyond all": ('{"type":"process","format":1,"rank":99999999999,"world_size":1}', "is no count from 0 to"),
+    "another format": (
+        '{"type":"process","format":9,"rank":0,"world_size":1}',
+        "format 9, this ECRL reads 1",
+    ),
+    "a rank beyond all": (
+        '{"type":"process","format":1,"rank":99999999999,"world_size":1}',
+        "is no count from 0 to",
+    ),
     "a step below zero": ('{"type":"step","step":-1}', "is no count from 0 to"),
     "a word for a number": ('{"type":"step","step":1,"losses":["x"]}', "is no line of format 1"),
     "no object": ("[1]", "is no object with a type"),
@@ -361,42 +555,97 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
         judged(tmp_path)
 
 
-def test_the_command_answers_with_text_page_json_and_junit(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_with_text_page_json_and_junit(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     BROKEN["data position"][0](recorded)
-    change(recorded, 0, lambda line: line | {"path": "<script>alert(1)</script>\x1b[2J"} if line["type"] == "save" else line)
-    change(recorded, 1, lambda line: line | {"what": "DistributedSampler.set_epoch", "epoch": "<b>\x1b[31m"} if line["type"] == "call" else line)
-    code = audit([str(recorded), "--junit", str(tmp_path / "out.xml"), "--github"], say=lambda line: None)
+    change(
+        recorded,
+        0,
+        lambda line: (
+            line | {"path": "<script>alert(1)</script>\x1b[2J"} if line["type"] == "save" else line
+        ),
+    )
+    change(
+        recorded,
+        1,
+        lambda line: (
+            line | {"what": "DistributedSampler.set_epoch", "epoch": "<b>\x1b[31m"}
+            if line["type"] == "call"
+            else line
+        ),
+    )
+    code = audit(
+        [str(recorded), "--junit", str(tmp_path / "out.xml"), "--github"], say=lambda line: None
+    )
     text, told = capsys.readouterr()
     document = json.loads((recorded / "audit.json").read_text())
-    page, junit = (recorded / "report" / "index.html").read_text(), (tmp_path / "out.xml").read_text()
-    assert code == 1 and text.startswith("audit: invalid: step 13 repeats the samples of step 1") and "\x1b" not in text
-    assert document["status"] == "invalid" and document["counts"]["broken"] >= 1 and document["diagnosis"] in text
+    page, junit = (
+        (recorded / "report" / "index.html").read_text(),
+        (tmp_path / "out.xml").read_text(),
+    )
+    assert (
+        code == 1
+        and text.startswith("audit: invalid: step 13 repeats the samples of step 1")
+        and "\x1b" not in text
+    )
+    assert (
+        document["status"] == "invalid"
+        and document["counts"]["broken"] >= 1
+        and document["diagnosis"] in text
+    )
     assert "step 13 repeats the samples" in page and "<script>" not in page and "\x1b" not in page
-    assert re.search(r'<testcase classname="struck" name="exactly once" time="\d+\.\d{3}"><failure message="step 13 repeats', junit)
-    assert 'time="10.000"><properties>' in junit and '<property name="verdict" value="invalid"/>' in junit
-    assert "\n::error title=struck%3A exactly once::step 13 repeats" in f"\n{told}" and "\x1b" not in told
+    assert re.search(
+        r'<testcase classname="struck" name="exactly once" time="\d+\.\d{3}"><failure message="step'
+        r" 13 repeats",
+        junit,
+    )
+    assert (
+        'time="10.000"><properties>' in junit
+        and '<property name="verdict" value="invalid"/>' in junit
+    )
+    assert (
+        "\n::error title=struck%3A exactly once::step 13 repeats" in f"\n{told}"
+        and "\x1b" not in told
+    )
 
 
 def test_the_page_colours_only_what_was_compared(recorded: Path) -> None:
-    """The first undisturbed run is compared with nothing, the second with it; the arm that differs comes first."""
+    """The first undisturbed run is compared with nothing, the second with it; the arm that differs
+    comes first.
+    """
     BROKEN["parameters apart"][0](recorded)
     text = page("audit", judged(recorded))
     drawn = {part.split("<")[0]: part for part in text.split("<h3>")[1:]}
     assert list(drawn) == ["struck", "ref", "ref2"]
-    assert "parameters, steps 14 to 14: different" in drawn["struck"] and "samples, steps 1 to 16: equal" in drawn["struck"]
-    assert ": equal" not in drawn["ref"] and "parameters, steps 1 to 16: not compared" in drawn["ref"]
+    assert (
+        "parameters, steps 14 to 14: different" in drawn["struck"]
+        and "samples, steps 1 to 16: equal" in drawn["struck"]
+    )
+    assert (
+        ": equal" not in drawn["ref"] and "parameters, steps 1 to 16: not compared" in drawn["ref"]
+    )
     assert "parameters, steps 1 to 16: equal" in drawn["ref2"]
     assert "python generator, steps 1 to 16: not recorded" in drawn["struck"]
 
 
-def test_the_page_says_in_words_what_the_colours_say_and_a_step_of_no_undisturbed_run_is_not_equal(recorded: Path) -> None:
+def test_the_page_says_in_words_what_the_colours_say_and_a_step_of_no_undisturbed_run_is_not_equal(
+    recorded: Path,
+) -> None:
     for arm in ("ref", "ref2"):
         shutil.rmtree(recorded / arm)
         write_arm(recorded / arm, (0, 14))
     text = page("audit", judged(recorded))
     struck = {part.split("<")[0]: part for part in text.split("<h3>")[1:]}["struck"]
-    assert "samples, steps 1 to 14: equal" in struck and "samples, steps 15 to 16: not done undisturbed" in struck
-    assert re.search(r"<div class=\"dim\">the undisturbed run never did this step: samples, [^<]*\(steps 15 to 16\)</div>", struck)
+    assert (
+        "samples, steps 1 to 14: equal" in struck
+        and "samples, steps 15 to 16: not done undisturbed" in struck
+    )
+    assert re.search(
+        r"<div class=\"dim\">the undisturbed run never did this step: samples, [^<]*\(steps 15 to"
+        r" 16\)</div>",
+        struck,
+    )
     assert all(f">{words}</li>" in text for words in STATES.values()), "a legend"
 
 
@@ -407,7 +656,9 @@ def test_the_page_names_command_versions_attempts_and_their_last_words(recorded:
     write_result(recorded, judged(recorded), {"command": ["python", "train.py", "--name", "<b>"]})
     text = (recorded / "report" / "index.html").read_text()
     assert "python train.py --name &lt;b&gt;" in text and f"ECRL {__version__}" in text
-    assert 'href="../struck/attempt-01/output.log"' in text and text.count("output.log</a>") == len([*recorded.glob("*/attempt-*/output.log")])
+    assert 'href="../struck/attempt-01/output.log"' in text and text.count("output.log</a>") == len(
+        [*recorded.glob("*/attempt-*/output.log")]
+    )
     words = text.partition("last words of struck, attempt 1</summary>")[2].partition("</pre>")[0]
     assert "CUDA &lt;error&gt;" in words and "\x1b" not in words and words.count("epoch 1") == 5
     link = recorded / "struck" / "attempt-00" / "output.log"
@@ -416,42 +667,104 @@ def test_the_page_names_command_versions_attempts_and_their_last_words(recorded:
     (recorded.parent / "elsewhere").write_text("a secret")
     link.symlink_to(recorded.parent / "elsewhere")
     write_result(recorded, judged(recorded), {})
-    assert "a secret" not in (recorded / "report" / "index.html").read_text(), "a stranger's recording may point elsewhere"
+    assert "a secret" not in (recorded / "report" / "index.html").read_text(), (
+        "a stranger's recording may point elsewhere"
+    )
 
 
 def test_the_page_says_what_each_arm_cost(recorded: Path) -> None:
-    """Two deaths, four steps done again of half a second each in 6 s of wall time; one save that took 20 ms."""
-    change(recorded, 0, lambda line: line | {"seconds": 0.02} if line["type"] == "save" and line["done"] and line["after_step"] == 4 else line, (0,))
-    change(recorded, 0, lambda line: line | {"at": 10.0 + line["step"]} if line["type"] == "step" else line)
-    change(recorded, 1, lambda line: line | {"at": 25.0 + line["step"]} if line["type"] == "step" else line)
+    """Two deaths, four steps done again of half a second each in 6 s of wall time; one save that
+    took 20 ms.
+    """
+    change(
+        recorded,
+        0,
+        lambda line: (
+            line | {"seconds": 0.02}
+            if line["type"] == "save" and line["done"] and line["after_step"] == 4
+            else line
+        ),
+        (0,),
+    )
+    change(
+        recorded,
+        0,
+        lambda line: line | {"at": 10.0 + line["step"]} if line["type"] == "step" else line,
+    )
+    change(
+        recorded,
+        1,
+        lambda line: line | {"at": 25.0 + line["step"]} if line["type"] == "step" else line,
+    )
     verdict = judged(recorded)
     costs = costs_of(verdict.arms[0])
-    assert (costs.attempts, costs.steps, costs.steps_done_again, costs.save_seconds) == (3, 16, 2, (0.02,))
-    assert costs.restart_seconds == (6.0,) and costs.attempt_seconds == (2.0, 2.0, 2.0) and costs.goodput == 1.0
+    assert (costs.attempts, costs.steps, costs.steps_done_again, costs.save_seconds) == (
+        3,
+        16,
+        2,
+        (0.02,),
+    )
+    assert (
+        costs.restart_seconds == (6.0,)
+        and costs.attempt_seconds == (2.0, 2.0, 2.0)
+        and costs.goodput == 1.0
+    )
     text = page("audit", verdict)
-    assert "20 ms, at most 20 ms (1)" in text and ">6.0 s</td>" in text and text.count('class="death"') == 2
+    assert (
+        "20 ms, at most 20 ms (1)" in text
+        and ">6.0 s</td>" in text
+        and text.count('class="death"') == 2
+    )
     assert ">attempt 0</text>" in text and 'text-anchor="end">16</text>' in text
 
 
 def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
-    """A scaler that begins anew overflows two steps later, and the samples of that window are on no step's account: they are no cause."""
+    """A scaler that begins anew overflows two steps later, and the samples of that window are on no
+    step's account: they are no cause.
+    """
     change(recorded, 2, at(1, scale=16.0))
-    change(recorded, 2, lambda line: line | {"ids": ids(line["n"] + 1, 0)} if line["type"] == "batch" and line["n"] > 2 else line, (0,))
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(line["n"] + 1, 0)}
+            if line["type"] == "batch" and line["n"] > 2
+            else line
+        ),
+        (0,),
+    )
     verdict = judged(recorded)
     assert status(verdict, "exactly once") == ["broken"]
-    assert verdict.diagnosis == "in step 13, rank 0, 1: the gradient scaler was not restored (attempt 2)"
+    assert (
+        verdict.diagnosis
+        == "in step 13, rank 0, 1: the gradient scaler was not restored (attempt 2)"
+    )
 
 
 def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:
-    """In the last attempt, which goes on after step 12, rank 1 skips a step after its second one: the batches of step 15 are others by nature."""
-    change(recorded, 2, lambda line: line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line, (1,))
+    """In the last attempt, which goes on after step 12, rank 1 skips a step after its second one:
+    the batches of step 15 are others by nature.
+    """
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line
+        ),
+        (1,),
+    )
     (path,) = (recorded / "struck" / "attempt-02").glob("rank1-*.jsonl")
-    path.write_text(path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n")
+    path.write_text(
+        path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n"
+    )
     verdict = judged(recorded)
     said = "before step 15, gradients of rank 1 overflowed once, in the undisturbed run never"
     assert verdict.diagnosis == f"{said}: the gradient scaler was not restored"
     (finding,) = [found for found in verdict.findings if found.promise == "exactly once"]
-    assert finding.status == "not checked" and finding.message == f"{said}: from there on the steps have other samples by nature"
+    assert (
+        finding.status == "not checked"
+        and finding.message == f"{said}: from there on the steps have other samples by nature"
+    )
 
 
 @pytest.mark.parametrize("words", [["."], ["--", "true", "{dir}"]])
@@ -459,7 +772,9 @@ def test_a_report_that_could_not_be_written_is_refused_before_anything_is_done(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be written; name a file in a folder that there is"):
+    with pytest.raises(
+        ConfigError, match="cannot be written; name a file in a folder that there is"
+    ):
         audit(["--junit", "none/out.xml", *words], say=lambda line: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -474,11 +789,17 @@ def test_samples_in_any_order_are_not_missing_where_the_job_ended_early(recorded
 
 
 def test_what_an_attempt_began_with_is_no_proof_for_the_next(tmp_path: Path) -> None:
-    """Two restarts in a row lose the same state: the second is not right because the first began so."""
+    """Two restarts in a row lose the same state: the second is not right because the first began
+    so.
+    """
     for name in ("ref", "ref2"):
         write_arm(tmp_path / name, (0, LAST))
     write_arm(tmp_path / "struck", (0, 10), (8, 10), (8, LAST))
     for attempt in (1, 2):
         change(tmp_path, attempt, starts(optimizer=told("fresh"), entries=0))
-    lost = [finding for finding in judged(tmp_path).findings if finding.promise == "restored: optimizer"]
-    assert [finding.status for finding in lost] == ["broken", "broken"], [finding.message for finding in lost]
+    lost = [
+        finding for finding in judged(tmp_path).findings if finding.promise == "restored: optimizer"
+    ]
+    assert [finding.status for finding in lost] == ["broken", "broken"], [
+        finding.message for finding in lost
+    ]

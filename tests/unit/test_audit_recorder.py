@@ -1,4 +1,6 @@
-"""The recorder follows training loops that are hard to follow: which batch a step consumed, and what is one step."""
+"""The recorder follows training loops that are hard to follow: which batch a step consumed, and
+what is one step.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("graph_is_let_go", PAIRS),
     ],
 )
-def test_each_step_has_the_samples_that_it_consumed(recorded: Path, loop: str, samples: list[tuple[str, ...]]) -> None:
+def test_each_step_has_the_samples_that_it_consumed(
+    recorded: Path, loop: str, samples: list[tuple[str, ...]]
+) -> None:
     steps = process(recorded, loop).steps
     assert [step.samples for step in steps] == samples
     assert [step.number for step in steps] == list(range(1, len(samples) + 1))
@@ -92,30 +96,46 @@ def test_a_model_that_the_job_has_let_go_of_is_watched_no_more(tmp_path: Path) -
 
 
 def test_nothing_is_kept_alive_behind_the_jobs_end(recorded: Path) -> None:
-    """The loop itself asserts it, with and without names that the job told; here: that it was recorded to its end."""
+    """The loop itself asserts it, with and without names that the job told; here: that it was
+    recorded to its end.
+    """
     found = process(recorded, "models_are_let_go")
     assert [step.samples for step in found.steps] == [*PAIRS, *PAIRS]
 
 
 def test_an_optimizer_that_the_job_has_let_go_of_is_no_part_of_the_state(recorded: Path) -> None:
-    """Else a restart after its phase would never be found equal: it has only the optimizer of its own phase."""
-    whole, resumed = process(recorded, "optimizer_made_anew/whole"), process(recorded, "optimizer_made_anew/resumed")
+    """Else a restart after its phase would never be found equal: it has only the optimizer of its
+    own phase.
+    """
+    whole, resumed = (
+        process(recorded, "optimizer_made_anew/whole"),
+        process(recorded, "optimizer_made_anew/resumed"),
+    )
     assert (len(whole.steps), len(resumed.steps)) == (4, 3)
     assert [step.digests for step in whole.steps[1:]] == [step.digests for step in resumed.steps]
 
 
 def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
-    """Its samples are on no step's account: a restart after it begins with the batches of the next step. The scale says why."""
+    """Its samples are on no step's account: a restart after it begins with the batches of the next
+    step. The scale says why.
+    """
     found = process(recorded, "overflow")
     assert [step.samples for step in found.steps] == [("0", "1"), ("4", "5"), ("6", "7")]
-    lines = [json.loads(line) for line in (recorded / "overflow" / "attempt-00" / found.path).read_text().splitlines()]
-    assert [(line["after_step"], line["batches"]) for line in lines if line["type"] == "skip"] == [(1, [2])]
+    lines = [
+        json.loads(line)
+        for line in (recorded / "overflow" / "attempt-00" / found.path).read_text().splitlines()
+    ]
+    assert [(line["after_step"], line["batches"]) for line in lines if line["type"] == "skip"] == [
+        (1, [2])
+    ]
     scales = [call["scale"] for call in found.calls if call["what"] == "GradScaler.update"]
     assert scales == [8.0, 4.0, 4.0, 4.0]
 
 
 def test_a_step_that_a_fused_optimizer_leaves_out_changes_nothing(recorded: Path) -> None:
-    """Its hook fires although the step is skipped inside the kernel: the digests say that nothing was updated, the scale why."""
+    """Its hook fires although the step is skipped inside the kernel: the digests say that nothing
+    was updated, the scale why.
+    """
     found = process(recorded, "fused_overflow")
     assert [step.samples for step in found.steps] == PAIRS
     digests = [step.digests["params"] for step in found.steps]
@@ -125,33 +145,48 @@ def test_a_step_that_a_fused_optimizer_leaves_out_changes_nothing(recorded: Path
 
 def test_a_closure_that_calls_backward_again_is_one_step(recorded: Path) -> None:
     found = process(recorded, "closure")
-    assert [step.number for step in found.steps] == [1, 2, 3, 4] and all(len(step.losses) > 1 for step in found.steps)
+    assert [step.number for step in found.steps] == [1, 2, 3, 4] and all(
+        len(step.losses) > 1 for step in found.steps
+    )
 
 
 def test_dcp_is_followed_wherever_it_is_imported_from(recorded: Path) -> None:
     found = process(recorded, "dcp")
     folder = str(recorded / "dcp-dcp")
-    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [(folder, False, 4), (folder, True, 4)]
+    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [
+        (folder, False, 4),
+        (folder, True, 4),
+    ]
     assert [(load["path"], load["after_step"]) for load in found.loads] == [(folder, 4)]
 
 
 def test_a_save_of_dcp_in_the_background_is_one_save_of_its_own_step(recorded: Path) -> None:
     found = process(recorded, "dcp_in_background")
     folder = str(recorded / "dcp_in_background-dcp")
-    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [(folder, False, 2), (folder, True, 2)]
+    assert [(save["path"], save["done"], save["after_step"]) for save in found.saves] == [
+        (folder, False, 2),
+        (folder, True, 2),
+    ]
     assert [step.number for step in found.steps] == [1, 2, 3, 4]
 
 
 def test_what_another_thread_saves_is_of_no_known_step(recorded: Path) -> None:
-    """Nobody can be held to it as the newest checkpoint, and its digests would be those of a later state."""
+    """Nobody can be held to it as the newest checkpoint, and its digests would be those of a later
+    state.
+    """
     found = process(recorded, "saved_by_a_thread")
-    assert [(save["done"], save.get("overlapped"), save.get("params")) for save in found.saves] == [(False, True, None), (True, True, None)]
+    assert [(save["done"], save.get("overlapped"), save.get("params")) for save in found.saves] == [
+        (False, True, None),
+        (True, True, None),
+    ]
     struck = Arm("struck", recorded, {0: [found], 1: [replace(found, attempt=1)]})
     assert path_of(struck).resumed[0].newest_saved is None
 
 
 def test_a_job_that_catches_a_failed_step_is_followed_behind_it(recorded: Path) -> None:
-    """The batch of a failed update is of the next step that succeeds; that of a loss that was never computed is of none."""
+    """The batch of a failed update is of the next step that succeeds; that of a loss that was never
+    computed is of none.
+    """
     steps = process(recorded, "failed_steps").steps
     assert [step.samples for step in steps] == [("0", "1"), ("2", "3", "4", "5"), ("0", "1")]
 
@@ -161,23 +196,43 @@ def test_a_job_that_catches_a_planned_failure_is_followed_behind_it(recorded: Pa
     assert [step.samples for step in steps] == [("0", "1", "2", "3"), ("4", "5"), ("6", "7")]
 
 
-def test_a_job_that_tells_of_steps_that_are_seen_too_is_judged_by_its_digests(recorded: Path) -> None:
+def test_a_job_that_tells_of_steps_that_are_seen_too_is_judged_by_its_digests(
+    recorded: Path,
+) -> None:
     verdict = judge_folder(recorded / "told_and_seen", None, "auto")
     kept = {finding.promise for finding in verdict.findings if finding.status == "kept"}
-    assert {"restored: parameters", "restored: optimizer", "same trajectory", "same end"} <= kept, render(verdict, "audit")
-    lines = [json.loads(line) for line in next((recorded / "told_and_seen" / "struck" / "attempt-01").glob("*.jsonl")).read_text().splitlines()]
+    assert {
+        "restored: parameters",
+        "restored: optimizer",
+        "same trajectory",
+        "same end",
+    } <= kept, render(verdict, "audit")
+    lines = [
+        json.loads(line)
+        for line in (
+            next((recorded / "told_and_seen" / "struck" / "attempt-01").glob("*.jsonl"))
+            .read_text()
+            .splitlines()
+        )
+    ]
     assert next(line["resumed_after"] for line in lines if line["type"] == "start") == 2
 
 
 def test_an_accelerator_is_recorded_alike_whether_it_loads_or_not(recorded: Path) -> None:
     """Its model may be a part of what is trained: the buffers are those of the whole."""
     fresh, resumed = (process(recorded, f"adapted/{arm}") for arm in ("fresh", "resumed"))
-    assert [step.digests["buffers"] for step in fresh.steps] == [step.digests["buffers"] for step in resumed.steps]
+    assert [step.digests["buffers"] for step in fresh.steps] == [
+        step.digests["buffers"] for step in resumed.steps
+    ]
     assert [load["path"] for load in resumed.loads] == ["out/step-1"] and fresh.loads == []
-    assert [(save["path"], save["done"], save["after_step"]) for save in fresh.saves] == [("out/step-5", True, 4)]
+    assert [(save["path"], save["done"], save["after_step"]) for save in fresh.saves] == [
+        ("out/step-5", True, 4)
+    ]
 
 
-def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(recorded: Path) -> None:
+def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind_it(
+    recorded: Path,
+) -> None:
     """Else its generators would be those before the first dropout, which no step has."""
     found = process(recorded, "loss_inside_the_step")
     assert found.start is not None and found.start["rng"] == found.steps[0].digests["rng"]
@@ -185,7 +240,11 @@ def test_where_the_loss_is_computed_inside_the_step_the_start_is_recorded_behind
 
 def test_a_checkpoint_is_known_by_the_name_that_it_ends_with(recorded: Path) -> None:
     saves = process(recorded, "renamed").saves
-    assert [Path(save["path"]).relative_to(recorded / "renamed" / "out").as_posix() for save in saves if save["done"]] == [
+    assert [
+        Path(save["path"]).relative_to(recorded / "renamed" / "out").as_posix()
+        for save in saves
+        if save["done"]
+    ] == [
         "new/model.part",
         "new/model.pt",
         "step-4/model.pt",
@@ -200,7 +259,9 @@ def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> Non
 
 
 def test_two_optimizers_are_one_step_with_the_state_behind_both(recorded: Path) -> None:
-    ours, theirs = (process(recorded, loop).steps for loop in ("two_optimizers", "optimizer_in_backward"))
+    ours, theirs = (
+        process(recorded, loop).steps for loop in ("two_optimizers", "optimizer_in_backward")
+    )
     assert next(step.losses for step in ours) == next(step.losses for step in theirs)
     assert len({step.digests["params"] for step in ours}) == 4
 
@@ -210,23 +271,50 @@ def test_what_is_recorded_is_what_the_schema_says(recorded: Path) -> None:
     schema = json.loads((HERE / "docs" / "recording.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    lines = [json.loads(line) for path in sorted(recorded.glob("*/attempt-*/*.jsonl")) for line in path.read_text().splitlines()]
-    assert {line["type"] for line in lines} >= {"process", "batch", "start", "step", "epoch", "save", "load", "call"}
+    lines = [
+        json.loads(line)
+        for path in sorted(recorded.glob("*/attempt-*/*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert {line["type"] for line in lines} >= {
+        "process",
+        "batch",
+        "start",
+        "step",
+        "epoch",
+        "save",
+        "load",
+        "call",
+    }
     assert [error.message for line in lines for error in validator.iter_errors(line)] == []
     step = next(line for line in lines if line["type"] == "step")
-    for wrong in ({"step": -1}, {"losses": ["x"]}, {"declared": 1}, {"params": 3}, {"batches": [0.5]}, {"watched": []}):
+    for wrong in (
+        {"step": -1},
+        {"losses": ["x"]},
+        {"declared": 1},
+        {"params": 3},
+        {"batches": [0.5]},
+        {"watched": []},
+    ):
         assert not validator.is_valid(step | wrong), wrong
 
 
 def test_the_recorder_is_written_in_python_3_9(tmp_path: Path) -> None:
     for path in sorted((HERE / "src" / "ecrl").rglob("*.py")):
         ast.parse(path.read_text(), str(path), feature_version=(3, 9))
-        assert not any(isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text())))
+        assert not any(
+            isinstance(node, ast.Match) for node in ast.walk(ast.parse(path.read_text()))
+        )
 
 
-@pytest.mark.parametrize(("missing", "name"), [(["xxhash"], "blake3/v6"), (["xxhash", "blake3"], "blake2b_128/v6")])
+@pytest.mark.parametrize(
+    ("missing", "name"), [(["xxhash"], "blake3/v6"), (["xxhash", "blake3"], "blake2b_128/v6")]
+)
 def test_digests_are_taken_by_the_fastest_that_there_is(missing: list[str], name: str) -> None:
-    code = f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests; print(digests.NAME, digests.of_named([('a', 1)]) != '')"
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({missing}); from ecrl import digests;"
+        " print(digests.NAME, digests.of_named([('a', 1)]) != '')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [name, "True"]
 
@@ -242,11 +330,17 @@ def test_a_rename_that_a_class_keeps_is_no_method(tmp_path: Path) -> None:
     assert (tmp_path / "old").read_text() == "x" and Accessor.replace.__name__ == "replace"
 
 
-def test_a_digest_is_of_every_byte_however_many_cores_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors below a piece, of exactly one, of several with a rest, and more than a batch of them."""
+def test_a_digest_is_of_every_byte_however_many_cores_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensors below a piece, of exactly one, of several with a rest, and more than a batch of
+    them.
+    """
     for name, value in (("PIECE", 64), ("BATCH", 256), ("WORTH_THREADS", 128)):
         monkeypatch.setattr(digests, name, value)
-    state = [(str(size), torch.arange(size, dtype=torch.uint8)) for size in (0, 5, 64, 65, 130, 640, 7)]
+    state = [
+        (str(size), torch.arange(size, dtype=torch.uint8)) for size in (0, 5, 64, 65, 130, 640, 7)
+    ]
 
     def taken(cores: int) -> str:
         monkeypatch.setattr(digests, "_cores", lambda: cores)
@@ -272,7 +366,9 @@ def test_the_cores_of_a_machine_are_shared_among_its_ranks(monkeypatch: pytest.M
 
 
 def test_a_generator_is_told_apart_by_each_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever its state is read: where it lies in memory, or, in an interpreter that keeps it elsewhere, from what is handed out."""
+    """Wherever its state is read: where it lies in memory, or, in an interpreter that keeps it
+    elsewhere, from what is handed out.
+    """
     draws = {"rng": torch.rand, "rng_python": random.random, "rng_numpy": numpy.random.rand}
     before = (torch.get_rng_state(), random.getstate(), numpy.random.get_state())
     for implementation in (sys.implementation.name, "another"):
@@ -304,10 +400,15 @@ class _DataclassBatch:
 
 
 def _alike_and_other(make: Callable[[torch.Tensor], Any]) -> tuple[bool, bool]:
-    """Whether two equal values have one digest, and one that differs in an element which a repr leaves out has another."""
+    """Whether two equal values have one digest, and one that differs in an element which a repr
+    leaves out has another.
+    """
     changed = torch.arange(5000.0)
     changed[2500] += 1
-    one, again, other = (digests.of_named(digests.tensors_in(make(values))) for values in (torch.arange(5000.0), torch.arange(5000.0), changed))
+    one, again, other = (
+        digests.of_named(digests.tensors_in(make(values)))
+        for values in (torch.arange(5000.0), torch.arange(5000.0), changed)
+    )
     return one == again, one != other
 
 
@@ -321,7 +422,9 @@ def _alike_and_other(make: Callable[[torch.Tensor], Any]) -> tuple[bool, bool]:
     ],
     ids=["object", "dataclass", "numpy array", "tuple"],
 )
-def test_a_batch_is_told_by_its_content_whatever_holds_it(make: Callable[[torch.Tensor], Any]) -> None:
+def test_a_batch_is_told_by_its_content_whatever_holds_it(
+    make: Callable[[torch.Tensor], Any],
+) -> None:
     assert _alike_and_other(make) == (True, True)
 
 
@@ -330,7 +433,9 @@ def test_tensors_inside_a_list_of_the_optimizers_state_are_digested() -> None:
 
     def taken(values: torch.Tensor) -> str:
         parameter = torch.nn.Parameter(torch.ones(2))
-        optimizer = SimpleNamespace(param_groups=[{"params": [parameter]}], state={parameter: {"old_dirs": [values]}})
+        optimizer = SimpleNamespace(
+            param_groups=[{"params": [parameter]}], state={parameter: {"old_dirs": [values]}}
+        )
         return digests.optimizer_state([optimizer])[0]
 
     changed = torch.arange(5000.0)
@@ -376,7 +481,9 @@ def test_a_setting_is_told_apart_however_it_is_changed() -> None:
     assert len(set(seen)) == len(seen)
 
 
-def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_session_digests_what_the_job_watches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A moving average that did not come back is told by its name."""
     model, average = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 
@@ -393,12 +500,20 @@ def test_a_session_digests_what_the_job_watches(monkeypatch: pytest.MonkeyPatch,
         record(arm, False)
     record("struck", True)
     verdict = judge_folder(tmp_path, None, "auto")
-    assert verdict.diagnosis == "differs from step 2 on, first in watched: what the job watches by name was not restored: ema"
+    assert (
+        verdict.diagnosis
+        == "differs from step 2 on, first in watched: what the job watches by name was not"
+        " restored: ema"
+    )
     assert verdict.arms[0].path.steps[1][0][1].digests.keys() >= {"params", "watched"}
 
 
-def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The recorder's own count begins anew with each attempt: attempt 1 went on after step 8, and what it calls step 2 is step 10."""
+def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The recorder's own count begins anew with each attempt: attempt 1 went on after step 8, and
+    what it calls step 2 is step 10.
+    """
 
     def state(params: str, optimizer: str) -> dict[str, dict[str, str]]:
         return {"SGD[2]": {"params": params, "optimizer": optimizer}}
@@ -408,10 +523,15 @@ def test_a_step_that_the_job_tells_of_has_the_number_of_the_whole_job(monkeypatc
     start = {"type": "start", "resumed_after": 8, "objects": state("xx", "yy")}
     write(tmp_path, 1, 0, [start, told, seen])
     monkeypatch.setenv("ECRL_ATTEMPT", "2")
-    assert [Faults(Recording(str(tmp_path)), []).resumed_after(state(*parts)) for parts in (("aa", "bb"), ("cc", "dd"))] == [10, 12]
+    assert [
+        Faults(Recording(str(tmp_path)), []).resumed_after(state(*parts))
+        for parts in (("aa", "bb"), ("cc", "dd"))
+    ] == [10, 12]
 
 
-def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_folder_a_session_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("ECRL_RECORD", raising=False)
     monkeypatch.chdir(tmp_path)
     session = ecrl.session()
@@ -420,22 +540,32 @@ def test_without_a_folder_a_session_does_nothing(monkeypatch: pytest.MonkeyPatch
     assert not session.active and list(tmp_path.iterdir()) == []
 
 
-def test_a_session_writes_what_a_judge_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_session_writes_what_a_judge_can_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("ECRL_RECORD", str(tmp_path / "arm"))
     session = ecrl.session()
     session.step(1, loss=0.5, samples=[1, 2], params="aa")
     session.saved("last.pt")
     (only,) = read_arm(tmp_path / "arm").processes
-    assert [(step.number, step.declared, step.samples, step.losses) for step in only.steps] == [(1, True, ("1", "2"), (0.5,))]
+    assert [(step.number, step.declared, step.samples, step.losses) for step in only.steps] == [
+        (1, True, ("1", "2"), (0.5,))
+    ]
     assert only.saves[0]["path"] == "last.pt"
 
 
-def test_a_batch_is_written_with_the_step_that_consumes_it_or_a_second_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_batch_is_written_with_the_step_that_consumes_it_or_a_second_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One write for each step; a job that only reads data must not look as if it hung."""
     record = Recording(str(tmp_path))
 
     def written() -> list[str]:
-        return [json.loads(line)["type"] for path in tmp_path.rglob("*.jsonl") for line in path.read_text().splitlines()]
+        return [
+            json.loads(line)["type"]
+            for path in tmp_path.rglob("*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
 
     record.write("step", step=1)
     record.write("batch", n=1)
@@ -463,7 +593,10 @@ def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launcher that restarts the job may lose an attempt to something else."""
-    planned = [{"index": n, "attempt": n, "kind": "raise", "rank": 0, "step": 3, "moment": "before"} for n in (0, 1)]
+    planned = [
+        {"index": n, "attempt": n, "kind": "raise", "rank": 0, "step": 3, "moment": "before"}
+        for n in (0, 1)
+    ]
     monkeypatch.setenv("ECRL_STRIKES", json.dumps(planned))
 
     def attempt(number: int) -> Faults:
@@ -476,11 +609,18 @@ def test_a_failure_whose_attempt_ended_before_it_strikes_the_next_attempt_and_no
     with pytest.raises(PlannedFailure):
         attempt(2).before_step(3)
     attempt(3).before_step(3)
-    struck = [json.loads(line)["index"] for path in sorted(tmp_path.rglob("*.jsonl")) for line in path.read_text().splitlines() if '"strike"' in line]
+    struck = [
+        json.loads(line)["index"]
+        for path in sorted(tmp_path.rglob("*.jsonl"))
+        for line in path.read_text().splitlines()
+        if '"strike"' in line
+    ]
     assert struck == [0, 1]
 
 
 def test_the_recorder_knows_the_kinds_and_moments_that_an_audit_can_plan() -> None:
-    """Both lists are written down twice: the package `ecrl` runs in jobs that have nothing of ours installed."""
+    """Both lists are written down twice: the package `ecrl` runs in jobs that have nothing of ours
+    installed.
+    """
     assert ("none", *faults.ACTS) == audit.KINDS
     assert faults.MOMENTS == audit.MOMENTS

@@ -1,4 +1,6 @@
-"""The promise "same files": what a job leaves must be what the undisturbed runs agree in, and nothing that a healthy recovery changes is broken."""
+"""The promise "same files": what a job leaves must be what the undisturbed runs agree in, and
+nothing that a healthy recovery changes is broken.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ Leave = Callable[[Path], Any]
 ARMS = ("ref", "ref2", "struck")
 
 
-def _judged(folder: Path, undisturbed: Leave, disturbed: Leave, other: Leave | None = None) -> Finding:
-    """The finding about an arm that leaves what `disturbed` writes; `other`: what the second undisturbed run writes, if not the same."""
+def _judged(
+    folder: Path, undisturbed: Leave, disturbed: Leave, other: Leave | None = None
+) -> Finding:
+    """The finding about an arm that leaves what `disturbed` writes; `other`: what the second
+    undisturbed run writes, if not the same.
+    """
     healthy(folder)
     for arm, leave in zip(ARMS, (undisturbed, other or undisturbed, disturbed), strict=True):
         (folder / arm / "work").mkdir()
@@ -45,19 +51,34 @@ def _saves(**files: Any) -> Leave:
 
 
 def _state(step: int, best: float = 0.5) -> dict[str, Any]:
-    return {"model": {"w": torch.full((3,), float(step)), "b": torch.zeros(1)}, "step": step, "best": best}
+    return {
+        "model": {"w": torch.full((3,), float(step)), "b": torch.zeros(1)},
+        "step": step,
+        "best": best,
+    }
 
 
 @pytest.mark.parametrize(
     ("disturbed", "said"),
     [
-        (_saves(last=_state(20, 0.25), ema=torch.ones(3)), "last.pt: best is 0.25, in both undisturbed runs 0.5"),
-        (_saves(last=_state(20), ema=torch.zeros(3)), "ema.pt: 1 of 1 tensor differs, first its only one"),
+        (
+            _saves(last=_state(20, 0.25), ema=torch.ones(3)),
+            "last.pt: best is 0.25, in both undisturbed runs 0.5",
+        ),
+        (
+            _saves(last=_state(20), ema=torch.zeros(3)),
+            "ema.pt: 1 of 1 tensor differs, first its only one",
+        ),
         (_saves(last=_state(20)), "ema.pt: missing, the undisturbed runs leave it"),
-        (_saves(last={"step": 20, "best": 0.5}, ema=torch.ones(3)), "last.pt: 2 of 2 tensors differ, first model.w"),
+        (
+            _saves(last={"step": 20, "best": 0.5}, ema=torch.ones(3)),
+            "last.pt: 2 of 2 tensors differ, first model.w",
+        ),
     ],
 )
-def test_a_file_that_differs_is_named_with_its_key(tmp_path: Path, disturbed: Leave, said: str) -> None:
+def test_a_file_that_differs_is_named_with_its_key(
+    tmp_path: Path, disturbed: Leave, said: str
+) -> None:
     finding = _judged(tmp_path, _saves(last=_state(20), ema=torch.ones(3)), disturbed)
     assert (finding.status, finding.message, finding.arm) == ("broken", said, "struck")
 
@@ -68,12 +89,19 @@ def test_files_saved_after_a_load_are_the_same(tmp_path: Path) -> None:
         torch.save(torch.load(folder / "last.pt"), folder / "last.pt")
 
     finding = _judged(tmp_path, _saves(last=_state(20)), disturbed)
-    assert (finding.status, finding.message) == ("kept", "1 file with 4 values are as in the undisturbed runs")
+    assert (finding.status, finding.message) == (
+        "kept",
+        "1 file with 4 values are as in the undisturbed runs",
+    )
 
 
 def test_without_an_inventory_it_is_not_checked(tmp_path: Path) -> None:
     healthy(tmp_path)
-    (finding,) = [finding for finding in judge_folder(tmp_path, None, "auto").findings if finding.promise == "same files"]
+    (finding,) = [
+        finding
+        for finding in judge_folder(tmp_path, None, "auto").findings
+        if finding.promise == "same files"
+    ]
     assert finding.status == "not checked"
 
 
@@ -106,37 +134,70 @@ def _both(*leaves: Leave) -> Leave:
 
 
 def _lightning(version: int) -> Leave:
-    """A logger's folder of its own for each process, with the callback's checkpoints in it; rows that were not yet written are lost."""
+    """A logger's folder of its own for each process, with the callback's checkpoints in it; rows
+    that were not yet written are lost.
+    """
 
     def leave(folder: Path) -> None:
         home = folder / f"version_{version}"
         (home / "checkpoints").mkdir(parents=True)
-        callback = {"best_model_path": str(home / "checkpoints" / "epoch=1-step=20.ckpt"), "best_model_score": torch.tensor(0.5)}
-        torch.save({"state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint": callback}}, home / "checkpoints" / "epoch=1-step=20.ckpt")
+        callback = {
+            "best_model_path": str(home / "checkpoints" / "epoch=1-step=20.ckpt"),
+            "best_model_score": torch.tensor(0.5),
+        }
+        torch.save(
+            {"state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint": callback}},
+            home / "checkpoints" / "epoch=1-step=20.ckpt",
+        )
         rows = range(10, 20) if version else range(20)
-        (home / "metrics.csv").write_text("step,loss\n" + "".join(f"{row},{0.5 / (row + 1)}\n" for row in rows))
+        (home / "metrics.csv").write_text(
+            "step,loss\n" + "".join(f"{row},{0.5 / (row + 1)}\n" for row in rows)
+        )
 
     return leave
 
 
 def _trainer(runtime: float, first_mean: float, total_mean: float, resumed: str | None) -> Leave:
-    """HF Trainer: the mean loss since the last log, and that of the process, begin anew with a process."""
+    """HF Trainer: the mean loss since the last log, and that of the process, begin anew with a
+    process.
+    """
     log = [{"step": step, "loss": first_mean if step == 4 else 0.1 * step} for step in range(1, 8)]
-    state = {"global_step": 7, "best_metric": 0.5, "log_history": [*log, {"step": 7, "train_loss": total_mean, "train_runtime": runtime}]}
+    state = {
+        "global_step": 7,
+        "best_metric": 0.5,
+        "log_history": [*log, {"step": 7, "train_loss": total_mean, "train_runtime": runtime}],
+    }
 
     def leave(folder: Path) -> None:
         (folder / "trainer_state.json").write_text(json.dumps(state))
-        (folder / "all_results.json").write_text(json.dumps({"epoch": 2.0, "train_loss": total_mean}))
-        torch.save({"python": (3, tuple(range(625)), None), "cpu": torch.arange(8)}, folder / "rng_state.pth")
-        torch.save(Namespace(output_dir=str(folder), learning_rate=0.1, resume_from_checkpoint=resumed), folder / "training_args.bin")
+        (folder / "all_results.json").write_text(
+            json.dumps({"epoch": 2.0, "train_loss": total_mean})
+        )
+        torch.save(
+            {"python": (3, tuple(range(625)), None), "cpu": torch.arange(8)},
+            folder / "rng_state.pth",
+        )
+        torch.save(
+            Namespace(output_dir=str(folder), learning_rate=0.1, resume_from_checkpoint=resumed),
+            folder / "training_args.bin",
+        )
 
     return leave
 
 
 def _accelerate(tuples: bool) -> Leave:
-    """`random_states_0.pkl` is a zip of torch.save; what was loaded is saved with another order and as lists."""
-    state = {"step": 4, "numpy": np.random.RandomState(3).get_state(), "torch": torch.arange(4), "betas": (0.9, 0.99) if tuples else [0.9, 0.99]}
-    return lambda folder: torch.save(dict(sorted(state.items(), reverse=tuples)), folder / "random_states_0.pkl")
+    """`random_states_0.pkl` is a zip of torch.save; what was loaded is saved with another order and
+    as lists.
+    """
+    state = {
+        "step": 4,
+        "numpy": np.random.RandomState(3).get_state(),
+        "torch": torch.arange(4),
+        "betas": (0.9, 0.99) if tuples else [0.9, 0.99],
+    }
+    return lambda folder: torch.save(
+        dict(sorted(state.items(), reverse=tuples)), folder / "random_states_0.pkl"
+    )
 
 
 def _dcp(folder: Path) -> None:
@@ -154,23 +215,47 @@ def _retention(*steps: int) -> Leave:
 LINES = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 9)]
 CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 9))]
 HEALTHY: dict[str, tuple[Leave, Leave]] = {
-    "lightning's folders of one version each": (_lightning(0), _both(_text(version_0___metrics__csv="step,loss\n0,0.5\n"), _lightning(1))),
+    "lightning's folders of one version each": (
+        _lightning(0),
+        _both(_text(version_0___metrics__csv="step,loss\n0,0.5\n"), _lightning(1)),
+    ),
     "hf trainer": (_trainer(5.1, 0.4, 0.3, None), _trainer(3.2, 0.45, 0.1, "checkpoint-3")),
     "accelerate": (_accelerate(True), _accelerate(False)),
     "dcp": (_dcp, _dcp),
-    "jsonl with steps done twice": (_text(log__jsonl="\n".join(LINES)), _text(log__jsonl="\n".join([*LINES[:5], "{}", *LINES[3:]]))),
-    "csv with a mean that the restart cut": (_text(a__csv="\n".join(CSV)), _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.2"))),
-    "csv whose first rows were lost": (_text(a__csv="\n".join(CSV)), _text(a__csv="\n".join([CSV[0], *CSV[5:]]))),
-    "a log that says where it resumed": (_text(train__log="start\nend\n"), _text(train__log="start\nresumed at 4\nend\n")),
-    "a log begun anew": (_text(train__log="start\n1\n2\nend\n"), _text(train__log="resumed at 4\n2\nend\n")),
+    "jsonl with steps done twice": (
+        _text(log__jsonl="\n".join(LINES)),
+        _text(log__jsonl="\n".join([*LINES[:5], "{}", *LINES[3:]])),
+    ),
+    "csv with a mean that the restart cut": (
+        _text(a__csv="\n".join(CSV)),
+        _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.2")),
+    ),
+    "csv whose first rows were lost": (
+        _text(a__csv="\n".join(CSV)),
+        _text(a__csv="\n".join([CSV[0], *CSV[5:]])),
+    ),
+    "a log that says where it resumed": (
+        _text(train__log="start\nend\n"),
+        _text(train__log="start\nresumed at 4\nend\n"),
+    ),
+    "a log begun anew": (
+        _text(train__log="start\n1\n2\nend\n"),
+        _text(train__log="resumed at 4\n2\nend\n"),
+    ),
     "tensorboard": (_text(events__out__tfevents__1="a"), _text(events__out__tfevents__2="b")),
     "leftovers": (_retention(15, 20), _both(_retention(5, 10, 15, 20), _text(torn__pt__tmp="PK"))),
     "another was counted": (_retention(15, 20), _retention(17, 20)),
     "numpy's generator": (_saves(a=np.random.default_rng(2)), _saves(a=np.random.default_rng(2))),
     "a dataclass": (_saves(a=Meter(3, 0.5)), _saves(a=Meter(3, 0.7))),
     "how it was started": (
-        _text(args__json='{"lr": 1, "resume": null, "start_epoch": 0}', config__yaml="lr: 1\nresume: false\n"),
-        _text(args__json='{"lr": 1, "resume": "{dir}/last.pt", "start_epoch": 2}', config__yaml="lr: 1\nresume: true\n"),
+        _text(
+            args__json='{"lr": 1, "resume": null, "start_epoch": 0}',
+            config__yaml="lr: 1\nresume: false\n",
+        ),
+        _text(
+            args__json='{"lr": 1, "resume": "{dir}/last.pt", "start_epoch": 2}',
+            config__yaml="lr: 1\nresume: true\n",
+        ),
     ),
 }
 
@@ -185,19 +270,31 @@ def test_what_a_healthy_recovery_changes_is_not_broken(tmp_path: Path, shape: st
 
 
 BROKEN_TEXTS = {
-    "a history that is shorter": (_text(h__json="[0.5, 0.4, 0.3]"), _text(h__json="[0.3]"), "h.json: [0] is 0.3, in both undisturbed runs 0.5"),
+    "a history that is shorter": (
+        _text(h__json="[0.5, 0.4, 0.3]"),
+        _text(h__json="[0.3]"),
+        "h.json: [0] is 0.3, in both undisturbed runs 0.5",
+    ),
     "a record that stays wrong": (
         _text(h__json='{"loss": [0.5, 0.4, 0.3, 0.2]}'),
         _text(h__json='{"loss": [0.5, 0.4, 0.6, 0.7]}'),
         "h.json: loss[2] is 0.6, in both undisturbed runs 0.3",
     ),
-    "a pointer to an older one": (_text(latest="step-20"), _text(latest="step-15"), "latest: has 'step-15', in both undisturbed runs 'step-20'"),
+    "a pointer to an older one": (
+        _text(latest="step-20"),
+        _text(latest="step-15"),
+        "latest: has 'step-15', in both undisturbed runs 'step-20'",
+    ),
     "a column that stays wrong": (
         _text(a__csv="\n".join(CSV)),
         _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.1").replace(",0.2,", ",0.3,")),
         "a.csv: loss of step 4 is 0.26, in both undisturbed runs 0.25",
     ),
-    "an evaluation": (_text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.3"), _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.2"), "a.csv: val of step 3 is 3.2"),
+    "an evaluation": (
+        _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.3"),
+        _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.2"),
+        "a.csv: val of step 3 is 3.2",
+    ),
 }
 
 
@@ -209,5 +306,10 @@ def test_a_wrong_text_is_broken(tmp_path: Path, shape: str) -> None:
 
 
 def test_where_the_undisturbed_runs_differ_nothing_is_judged(tmp_path: Path) -> None:
-    finding = _judged(tmp_path, _saves(a={"n": 1, "x": 1.0}), _saves(a={"n": 1, "x": 3.0}), _saves(a={"n": 1, "x": 2.0}))
+    finding = _judged(
+        tmp_path,
+        _saves(a={"n": 1, "x": 1.0}),
+        _saves(a={"n": 1, "x": 3.0}),
+        _saves(a={"n": 1, "x": 2.0}),
+    )
     assert finding.status == "kept"

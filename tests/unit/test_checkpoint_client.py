@@ -1,4 +1,6 @@
-"""Rank 0's end of the connection to the background writer: refusals, a writer that has ended, messages that cannot be understood."""
+"""Rank 0's end of the connection to the background writer: refusals, a writer that has ended,
+messages that cannot be understood.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,16 @@ def test_where_nobody_listens_there_is_no_writer(layout: RunLayout) -> None:
         WriterClient(layout, lambda memory: None)  # type: ignore[arg-type, return-value]
 
 
-@pytest.mark.parametrize(("code", "kind"), [(Fenced.code, Fenced), (StorageError.code, StorageError), ("", StorageError)])
-def test_why_nothing_can_be_saved_is_raised_where_a_buffer_is_waited_for(layout: RunLayout, code: str, kind: type[EcrlError]) -> None:
+@pytest.mark.parametrize(
+    ("code", "kind"), [(Fenced.code, Fenced), (StorageError.code, StorageError), ("", StorageError)]
+)
+def test_why_nothing_can_be_saved_is_raised_where_a_buffer_is_waited_for(
+    layout: RunLayout, code: str, kind: type[EcrlError]
+) -> None:
     with connected(layout) as (client, writer):
-        writer.send({"kind": "refused", "code": code, "key": "k", "fact": "the fact", "remedy": "r"})
+        writer.send(
+            {"kind": "refused", "code": code, "key": "k", "fact": "the fact", "remedy": "r"}
+        )
         with pytest.raises(kind, match="the fact") as error:
             client.take()
         assert type(error.value) is kind
@@ -79,7 +87,15 @@ def test_a_writer_that_has_ended_is_gone_for_all_that_wait(layout: RunLayout) ->
 
 def test_a_refusal_is_no_end_of_the_writer(layout: RunLayout) -> None:
     with connected(layout) as (client, writer):
-        writer.send({"kind": "refused", "code": StorageError.code, "key": "k", "fact": "the fact", "remedy": "r"})
+        writer.send(
+            {
+                "kind": "refused",
+                "code": StorageError.code,
+                "key": "k",
+                "fact": "the fact",
+                "remedy": "r",
+            }
+        )
         with pytest.raises(StorageError):
             client.take()
         assert not client.gone
@@ -108,7 +124,9 @@ def test_a_save_is_in_flight_until_its_end_is_told(layout: RunLayout) -> None:
         for failure in ("", "step 6 was not saved"):
             writer.send({"kind": "ended", "global_step": 6, "failure": failure})
         client.wait_idle()
-        assert client.in_flight == 0 and client.failure == "step 6 was not saved" and not client.gone
+        assert (
+            client.in_flight == 0 and client.failure == "step 6 was not saved" and not client.gone
+        )
 
 
 def test_the_shared_state_may_change_when_all_copies_are_told(layout: RunLayout) -> None:
@@ -129,14 +147,21 @@ def test_the_shared_state_may_change_when_all_copies_are_told(layout: RunLayout)
                 writer.send({"kind": "copied"})
 
         client.wait_copied(beat, 0.001)
-        assert len(beaten) >= 4 and not client.uncopied and client.unconfirmed and client.in_flight == 4
+        assert (
+            len(beaten) >= 4
+            and not client.uncopied
+            and client.unconfirmed
+            and client.in_flight == 4
+        )
         client.wait_copied(beat, 1e6)
         client.confirm("parameters.a")
         assert not client.unconfirmed
         said = received(writer, 5)
         assert [message.get("changes") for message in said] == [None, 0, 4, None, None]
         assert [message.get("state_digest") for message in said] == ["", "ab", "", "", None]
-        assert said[-1] == {"kind": "confirmed", "changed": "parameters.a"} and [message.get("slot") for message in said[:4]] == [0, 1, 0, 1]
+        assert said[-1] == {"kind": "confirmed", "changed": "parameters.a"} and [
+            message.get("slot") for message in said[:4]
+        ] == [0, 1, 0, 1]
 
 
 def test_nothing_is_copied_out_by_a_writer_that_has_ended(layout: RunLayout) -> None:

@@ -1,4 +1,6 @@
-"""Deferred capture: what is written is the state of its step, bit for bit, although training goes on; or it is copied, or refused."""
+"""Deferred capture: what is written is the state of its step, bit for bit, although training goes
+on; or it is copied, or refused.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,26 @@ KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Rank:
     """A run with a deferring strategy and the real writer, which can be made to stand still."""
 
-    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run, configured: RunConfig | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        writer: subprocess.Popen[bytes],
+        run: Run,
+        configured: RunConfig | None = None,
+    ) -> None:
         self.root, self.writer, self.run, self.told = root, writer, run, list[str]()
         self.beaten = threading.Event()
         layout = RunLayout(root)
         self.clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-        given = StrategyInputs(configured or DEFERRED, run.train_state, layout, 0, self.clock, beat=self.beaten.set, tell=self.told.append)
+        given = StrategyInputs(
+            configured or DEFERRED,
+            run.train_state,
+            layout,
+            0,
+            self.clock,
+            beat=self.beaten.set,
+            tell=self.told.append,
+        )
         strategy = make_strategy(given)
         assert isinstance(strategy, OverlappedStrategy)
         self.strategy = strategy
@@ -154,15 +170,24 @@ def test_the_optimizer_waits_for_the_copy_and_the_wait_is_on_record(rank_of: Mak
         step.start()
         assert rank.beaten.wait(60) and step.is_alive()
         held = rank.run.train_state.digests()
-        assert (held.parameters, held.optimizer) == (digests.parameters, digests.optimizer), "changed before it was copied"
+        assert (held.parameters, held.optimizer) == (
+            digests.parameters,
+            digests.optimizer,
+        ), "changed before it was copied"
     step.join()
     rank.strategy.flush()
     rank.clock.close()
     assert rank.saved() == digests != rank.run.train_state.digests()
     (waited,) = rank.of("waited")
-    assert waited.stall_parts == {"copy_wait": waited.stall_s} and waited.stall_s > 0 and waited.global_step == 2
+    assert (
+        waited.stall_parts == {"copy_wait": waited.stall_s}
+        and waited.stall_s > 0
+        and waited.global_step == 2
+    )
     spans = read_journal(RunLayout(rank.root).attempt(0).spans(0), Span).events
-    assert waited.stall_s in [span.end - span.start for span in spans if span.category == "write_wait"]
+    assert waited.stall_s in [
+        span.end - span.start for span in spans if span.category == "write_wait"
+    ]
 
 
 def drained(root: Path) -> None:
@@ -175,9 +200,12 @@ def drained(root: Path) -> None:
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "held-open"])
 @pytest.mark.parametrize("logs", [True, False], ids=["digest", "no-digest"])
-def test_a_rank_that_goes_while_its_state_is_copied_leaves_what_a_digest_confirms(rank_of: MakeRank, logs: bool, closes: bool) -> None:
-    """The writer holds the memory, but only the dead rank could have told whether it had been written to. Its connection may outlive it, in a
-    child of its own."""
+def test_a_rank_that_goes_while_its_state_is_copied_leaves_what_a_digest_confirms(
+    rank_of: MakeRank, logs: bool, closes: bool
+) -> None:
+    """The writer holds the memory, but only the dead rank could have told whether it had been
+    written to. Its connection may outlive it, in a child of its own.
+    """
     rank = rank_of()
     rank.ready()
     with rank.standing_writer():
@@ -185,17 +213,22 @@ def test_a_rank_that_goes_while_its_state_is_copied_leaves_what_a_digest_confirm
         rank.save(rank.run.train_state.state_digest() if logs else "")
         if closes:
             assert rank.strategy._client is not None
-            rank.strategy._client._channel.shutdown()  # what the kernel does to the connection of a killed process
+            # what the kernel does to the connection of a killed process
+            rank.strategy._client._channel.shutdown()
     drained(rank.root)
     end = "committed" if logs else "failed"
     assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", end]
     if logs:
         assert rank.saved() == digests
     else:
-        assert UNCONFIRMED in str(rank.of("failed")[0].reason) and not list(RunLayout(rank.root).checkpoints.glob("step_*"))
+        assert UNCONFIRMED in str(rank.of("failed")[0].reason) and not list(
+            RunLayout(rank.root).checkpoints.glob("step_*")
+        )
 
 
-def test_a_rank_that_leaves_its_attempt_waits_for_the_copy_and_is_free_then(rank_of: MakeRank) -> None:
+def test_a_rank_that_leaves_its_attempt_waits_for_the_copy_and_is_free_then(
+    rank_of: MakeRank,
+) -> None:
     """As one that outlives others: its state is trained on in the next attempt."""
     rank = rank_of()
     rank.ready()
@@ -207,7 +240,10 @@ def test_a_rank_that_leaves_its_attempt_waits_for_the_copy_and_is_free_then(rank
         left.start()
         assert rank.beaten.wait(60) and left.is_alive()
     left.join()
-    assert not rank.run.optimizer._optimizer_step_pre_hooks and not rank.run.optimizer._optimizer_step_post_hooks
+    assert (
+        not rank.run.optimizer._optimizer_step_pre_hooks
+        and not rank.run.optimizer._optimizer_step_post_hooks
+    )
     rank.run.train(1)
     assert comes_true(lambda: bool(rank.of("committed")))
     assert rank.saved() == digests
@@ -231,9 +267,15 @@ def without_hook(patch: pytest.MonkeyPatch, rank: Rank) -> None:
     ],
 )
 def test_where_the_wait_is_left_out_nothing_torn_is_committed(
-    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None], logs: bool, reason: str
+    rank_of: MakeRank,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: Callable[..., None],
+    logs: bool,
+    reason: str,
 ) -> None:
-    """Found by the count of changes in the shared memory; without that too, by the digest that the rank logged."""
+    """Found by the count of changes in the shared memory; without that too, by the digest that the
+    rank logged.
+    """
     rank = rank_of()
     rank.ready()
     bug(monkeypatch, rank)
@@ -242,12 +284,20 @@ def test_where_the_wait_is_left_out_nothing_torn_is_committed(
         rank.run.train(1)
     rank.strategy.flush()
     monkeypatch.undo()
-    assert rank.of("committed") == [] and [reason in str(line.reason) for line in rank.of("failed")] == [True]
-    assert not [path for path in RunLayout(rank.root).checkpoints.iterdir() if path.name.startswith("step_")]
+    assert rank.of("committed") == [] and [
+        reason in str(line.reason) for line in rank.of("failed")
+    ] == [True]
+    assert not [
+        path for path in RunLayout(rank.root).checkpoints.iterdir() if path.name.startswith("step_")
+    ]
 
 
-def test_this_file_would_see_a_torn_checkpoint(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With neither wait nor count nor digest, and a confirmation that does not look, a state is committed that no step ended in."""
+def test_this_file_would_see_a_torn_checkpoint(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With neither wait nor count nor digest, and a confirmation that does not look, a state is
+    committed that no step ended in.
+    """
     rank = rank_of()
     rank.ready()
     without_hook(monkeypatch, rank)
@@ -264,7 +314,10 @@ def views_of_one(run: Run) -> None:
     """Two parameters in one piece of memory, as a flattening wrapper lays them."""
     whole = torch.cat([run.model.last.weight.detach().reshape(-1), run.model.last.bias.detach()])
     count = run.model.last.weight.numel()
-    run.model.last.weight.data, run.model.last.bias.data = whole[:count].view_as(run.model.last.weight), whole[count:]
+    run.model.last.weight.data, run.model.last.bias.data = (
+        whole[:count].view_as(run.model.last.weight),
+        whole[count:],
+    )
 
 
 def replaced(run: Run) -> None:
@@ -288,7 +341,10 @@ def written_outside(run: Run) -> None:
     ],
 )
 def test_what_cannot_be_deferred_is_copied_and_says_so_once(
-    rank_of: MakeRank, early: Callable[[Run], None] | None, after: Callable[[Run], None] | None, reason: str
+    rank_of: MakeRank,
+    early: Callable[[Run], None] | None,
+    after: Callable[[Run], None] | None,
+    reason: str,
 ) -> None:
     rank = rank_of()
     if early:
@@ -303,8 +359,14 @@ def test_what_cannot_be_deferred_is_copied_and_says_so_once(
             rank.run.train(1)
         rank.strategy.flush()
         assert rank.saved() == digests
-    assert [reason in str(line.reason) and not line.deferred_bytes for line in rank.of("submitted")] == [True] * 2
-    assert len(rank.told) == 1 and reason in rank.told[0] and rank.told[0].startswith("checkpoint.capture=deferred is not possible")
+    assert [
+        reason in str(line.reason) and not line.deferred_bytes for line in rank.of("submitted")
+    ] == [True] * 2
+    assert (
+        len(rank.told) == 1
+        and reason in rank.told[0]
+        and rank.told[0].startswith("checkpoint.capture=deferred is not possible")
+    )
 
 
 def test_a_parameter_that_is_written_in_forward_ends_the_deferring(rank_of: MakeRank) -> None:
@@ -327,7 +389,9 @@ def test_a_parameter_that_is_written_in_forward_ends_the_deferring(rank_of: Make
 
 
 @pytest.mark.parametrize("logs", [False, True], ids=["no-digest", "digest"])
-def test_a_write_in_forward_is_seen_also_where_the_copy_ends_before_the_update(rank_of: MakeRank, logs: bool) -> None:
+def test_a_write_in_forward_is_seen_also_where_the_copy_ends_before_the_update(
+    rank_of: MakeRank, logs: bool
+) -> None:
     """The writer copies the state with the write in it, and has finished before rank 0 looks."""
     rank = rank_of()
     rank.ready()
@@ -345,12 +409,20 @@ def test_a_write_in_forward_is_seen_also_where_the_copy_ends_before_the_update(r
         rank.run.train(1)
     hook.remove()
     rank.strategy.flush()
-    assert [line.event for line in lines(rank.root)][-2:] == ["received", "failed"] and len(rank.told) == 1
-    assert ("step 2 would be saved as" if logs else f"step 2: {WRITTEN}") in str(rank.of("failed")[0].reason)
+    assert [line.event for line in lines(rank.root)][-2:] == ["received", "failed"] and len(
+        rank.told
+    ) == 1
+    assert ("step 2 would be saved as" if logs else f"step 2: {WRITTEN}") in str(
+        rank.of("failed")[0].reason
+    )
 
 
-def test_nothing_is_saved_before_it_is_confirmed_and_the_writer_is_not_busy_until_then(tmp_path: Path) -> None:
-    """What it says on the heartbeat table: a writer that saves and does not come on would be replaced."""
+def test_nothing_is_saved_before_it_is_confirmed_and_the_writer_is_not_busy_until_then(
+    tmp_path: Path,
+) -> None:
+    """What it says on the heartbeat table: a writer that saves and does not come on would be
+    replaced.
+    """
     layout, beats = RunLayout(tmp_path), HeartbeatTable.create(1)
     write_run_config(layout, DEFERRED)
     with writer_process(layout, beats) as process:
@@ -359,7 +431,9 @@ def test_nothing_is_saved_before_it_is_confirmed_and_the_writer_is_not_busy_unti
         assert comes_true(lambda: beats.read(beats.writer).phase == "done"), "it owns the store"
         digests = rank.run.train_state.digests()
         rank.save()
-        assert comes_true(lambda: bool(rank.of("received")) and beats.read(beats.writer).phase == "done")
+        assert comes_true(
+            lambda: bool(rank.of("received")) and beats.read(beats.writer).phase == "done"
+        )
         assert not rank.of("committed") and not rank.of("failed")
         rank.run.train(1)
         assert comes_true(lambda: bool(rank.of("committed"))), "confirmed by the update alone"
@@ -368,7 +442,9 @@ def test_nothing_is_saved_before_it_is_confirmed_and_the_writer_is_not_busy_unti
 
 
 def test_a_skipped_update_does_not_keep_the_only_buffer(tmp_path: Path) -> None:
-    """As a gradient scaler skips one: the hooks of the optimizer are not called between two checkpoints."""
+    """As a gradient scaler skips one: the hooks of the optimizer are not called between two
+    checkpoints.
+    """
     layout, alone = RunLayout(tmp_path), config("overlapped", capture="deferred", max_inflight=1)
     write_run_config(layout, alone)
     with writer_process(layout) as process:
@@ -379,19 +455,29 @@ def test_a_skipped_update_does_not_keep_the_only_buffer(tmp_path: Path) -> None:
         rank.save()
         digests = rank.run.train_state.digests()
         rank.strategy.flush()
-        assert [line.global_step for line in rank.of("committed")] == [2, 3] and rank.saved() == digests
+        assert [line.global_step for line in rank.of("committed")] == [
+            2,
+            3,
+        ] and rank.saved() == digests
         rank.strategy.close()
 
 
 def test_a_writer_is_given_nothing_once_deferring_was_given_up() -> None:
     run, told, shared = Run(), list[str](), list[object]()
     nothing: Any = None
-    client: Any = SimpleNamespace(uncopied=False, unconfirmed=False, share=lambda *given: shared.append(given))
+    client: Any = SimpleNamespace(
+        uncopied=False, unconfirmed=False, share=lambda *given: shared.append(given)
+    )
     deferral = Deferral(run.optimizer, nothing, nothing, nothing, told.append)
     views = {"parameters.w": torch.zeros(8)[:4]}
     deferral.begin(client, views)
     deferral.begin(client, {"parameters.w": torch.zeros(4)})
-    assert shared == [] and deferral.later({}, 6) == {} and deferral.reason == "parameters.w is a view of larger memory" and len(told) == 1
+    assert (
+        shared == []
+        and deferral.later({}, 6) == {}
+        and deferral.reason == "parameters.w is a view of larger memory"
+        and len(told) == 1
+    )
     deferral.end()
 
 
@@ -405,11 +491,17 @@ def test_deferring_that_was_given_up_is_not_taken_up_again_by_a_later_update() -
     assert list(deferral.later(weights, 1)) == ["parameters.w"]
     weights["parameters.w"].add_(1)
     run.train(2)
-    assert deferral.later(weights, 3) == {} and deferral.reason == "parameters.w was changed outside of the optimizer's step" and len(told) == 1
+    assert (
+        deferral.later(weights, 3) == {}
+        and deferral.reason == "parameters.w was changed outside of the optimizer's step"
+        and len(told) == 1
+    )
     deferral.end()
 
 
-def test_what_the_writer_copies_is_not_copied_by_the_rank_too(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_writer_copies_is_not_copied_by_the_rank_too(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied, capture = list[list[str]](), StagingBuffer.capture
 
     def captured(self: StagingBuffer, tensors: dict[str, torch.Tensor]) -> None:
@@ -432,13 +524,20 @@ def test_nothing_is_deferred_before_a_step_has_been_watched(rank_of: MakeRank) -
     rank.run.train(1)
     rank.save()
     rank.strategy.flush()
-    assert [(line.reason, bool(line.deferred_bytes)) for line in rank.of("submitted")] == [(UNWATCHED, False), (None, True)]
+    assert [(line.reason, bool(line.deferred_bytes)) for line in rank.of("submitted")] == [
+        (UNWATCHED, False),
+        (None, True),
+    ]
     assert rank.told == []
 
 
-def test_where_there_is_no_memory_to_share_it_is_copied(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_memory_to_share_it_is_copied(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(nbytes: int) -> Memory:
-        raise StorageError("allocate", f"a snapshot slot of {nbytes} bytes: no space left", "free some")
+        raise StorageError(
+            "allocate", f"a snapshot slot of {nbytes} bytes: no space left", "free some"
+        )
 
     rank = rank_of()
     monkeypatch.setattr(Memory, "create", full)
@@ -446,12 +545,25 @@ def test_where_there_is_no_memory_to_share_it_is_copied(rank_of: MakeRank, monke
     rank.save()
     rank.strategy.flush()
     (submitted,), why = rank.of("submitted"), str(rank.of("submitted")[0].reason)
-    assert why.startswith("a snapshot slot of ") and why.endswith(" bytes: no space left") and submitted.deferred_bytes == 0
-    assert rank.told == [f"checkpoint.capture=deferred is not possible, checkpoints are captured by a copy: {why}"] and len(rank.of("committed")) == 1
+    assert (
+        why.startswith("a snapshot slot of ")
+        and why.endswith(" bytes: no space left")
+        and submitted.deferred_bytes == 0
+    )
+    assert (
+        rank.told
+        == [
+            "checkpoint.capture=deferred is not possible, checkpoints are captured by a copy:"
+            f" {why}"
+        ]
+        and len(rank.of("committed")) == 1
+    )
 
 
 def test_state_that_comes_later_is_shared_too(rank_of: MakeRank) -> None:
-    """A parameter gets its first gradient, and with it its optimizer state, after the first checkpoint."""
+    """A parameter gets its first gradient, and with it its optimizer state, after the first
+    checkpoint.
+    """
     run = Run()
     run.model.first.bias.requires_grad_(False)
     rank = rank_of(run)
@@ -482,7 +594,11 @@ def test_state_that_goes_is_shared_no_more(rank_of: MakeRank) -> None:
         digests = rank.run.train_state.digests()
         rank.save()
     rank.strategy.flush()
-    assert [line.global_step for line in rank.of("committed")] == [2, 3, 4] and rank.saved() == digests
+    assert [line.global_step for line in rank.of("committed")] == [
+        2,
+        3,
+        4,
+    ] and rank.saved() == digests
     assert [bool(line.deferred_bytes) for line in rank.of("submitted")] == [True, False, True]
 
 
@@ -515,15 +631,23 @@ def test_tensors_keep_their_values_strides_flags_and_alignment() -> None:
     model[1].bias.requires_grad_(False)
     model[1].weight.data = model[1].weight.data.t()
     tensors = {f"parameters.{name}": parameter for name, parameter in model.named_parameters()}
-    before = {name: (tensor.detach().clone(), tensor.stride(), tensor.requires_grad, id(tensor)) for name, tensor in tensors.items()}
+    before = {
+        name: (tensor.detach().clone(), tensor.stride(), tensor.requires_grad, id(tensor))
+        for name, tensor in tensors.items()
+    }
     state = SharedState(tensors)
     for name, parameter in model.named_parameters():
         values, *same = before[f"parameters.{name}"]
-        assert torch.equal(parameter, values) and [parameter.stride(), parameter.requires_grad, id(parameter)] == same
+        assert (
+            torch.equal(parameter, values)
+            and [parameter.stride(), parameter.requires_grad, id(parameter)] == same
+        )
         assert parameter.is_leaf and parameter.data_ptr() % 64 == 0
     assert state.moved(tensors) == state.changed() == ""
     state.close()
-    assert all(torch.equal(tensors[name], values[0]) for name, values in before.items()), "the tensors outlive the sharing"
+    assert all(torch.equal(tensors[name], values[0]) for name, values in before.items()), (
+        "the tensors outlive the sharing"
+    )
 
 
 def test_shared_memory_is_gone_with_the_last_tensor_in_it() -> None:
@@ -546,9 +670,16 @@ def test_what_is_refused_is_left_where_it_was() -> None:
     with pytest.raises(NotShareable, match="are the same memory"):
         SharedState({"parameters.a": whole, "parameters.b": whole.detach()})
     with pytest.raises(NotShareable, match="b is on meta, only a state on the CPU"):
-        SharedState({"parameters.a": tensors["parameters.a"], "parameters.b": torch.zeros(3, device="meta")})
+        SharedState(
+            {"parameters.a": tensors["parameters.a"], "parameters.b": torch.zeros(3, device="meta")}
+        )
     with pytest.raises(NotShareable, match="b overlaps itself or has gaps"):
-        SharedState({"parameters.a": tensors["parameters.a"], "parameters.b": torch.empty(2, 3).as_strided((2, 3), (1, 1))})
+        SharedState(
+            {
+                "parameters.a": tensors["parameters.a"],
+                "parameters.b": torch.empty(2, 3).as_strided((2, 3), (1, 1)),
+            }
+        )
     assert [tensor.data_ptr() for tensor in tensors.values()] == at
 
 
@@ -561,18 +692,37 @@ def test_tensors_of_any_order_in_memory_are_copied_as_they_are_read() -> None:
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
     plan = plan_image({"all": [spec_of(name, tensor) for name, tensor in tensors.items()]})
     state = SharedState(tensors)
-    seen, image = LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places), memoryview(bytearray(plan.nbytes))
+    seen, image = (
+        LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places),
+        memoryview(bytearray(plan.nbytes)),
+    )
     assert seen.copy_into(image, plan.parts, 0)
-    assert all(torch.equal(tensor_at(image, place), expected[place.spec.name]) for place in plan.tensors)
+    assert all(
+        torch.equal(tensor_at(image, place), expected[place.spec.name]) for place in plan.tensors
+    )
     seen.close()
     state.close()
 
 
-def test_a_state_that_changes_while_it_is_copied_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_changes_while_it_is_copied_is_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state = SharedState({"parameters.a": torch.arange(3.0), "parameters.b": torch.ones(2)})
-    parts = plan_image({"all": [TensorSpec("parameters.a", "torch.float32", (3,)), TensorSpec("parameters.b", "torch.float32", (2,))]}).parts
-    seen, image = LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places), memoryview(bytearray(2 * BLOCK))
-    assert seen.copy_into(image, parts, 0) and not seen.copy_into(image, parts, 1), "the count is another from the beginning"
+    parts = plan_image(
+        {
+            "all": [
+                TensorSpec("parameters.a", "torch.float32", (3,)),
+                TensorSpec("parameters.b", "torch.float32", (2,)),
+            ]
+        }
+    ).parts
+    seen, image = (
+        LiveState(os.dup(state.memory.fd), state.memory.nbytes, state.places),
+        memoryview(bytearray(2 * BLOCK)),
+    )
+    assert seen.copy_into(image, parts, 0) and not seen.copy_into(image, parts, 1), (
+        "the count is another from the beginning"
+    )
     copied, copy = list[Any](), np.copyto
 
     def meanwhile(*given: Any) -> None:
@@ -597,8 +747,12 @@ def test_the_writer_cannot_change_the_state() -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_the_descriptor_of_the_state_is_closed_whether_it_could_be_mapped_or_not(mapped: bool) -> None:
-    """A writer lives through many attempts, and each would leave it the memory of a rank that is gone."""
+def test_the_descriptor_of_the_state_is_closed_whether_it_could_be_mapped_or_not(
+    mapped: bool,
+) -> None:
+    """A writer lives through many attempts, and each would leave it the memory of a rank that is
+    gone.
+    """
     state = SharedState({"parameters.a": torch.zeros(3)})
     fd = os.dup(state.memory.fd)
     if mapped:

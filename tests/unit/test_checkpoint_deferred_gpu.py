@@ -1,4 +1,6 @@
-"""Deferred capture of a state on a GPU, without one: streams and events are stand-ins, all else is real. On a GPU: e2e/test_gpu.py."""
+"""Deferred capture of a state on a GPU, without one: streams and events are stand-ins, all else is
+real. On a GPU: e2e/test_gpu.py.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,26 @@ from ecrl_cli.checkpoint.capture.staging_buffer import BufferLayout
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.strategies import deferral_gpu
 from ecrl_cli.checkpoint.strategies.deferral import UNWATCHED
-from ecrl_cli.checkpoint.strategies.deferral_gpu import CHANGED, GpuDeferral, GpuWriterClient, PinnedBuffer
+from ecrl_cli.checkpoint.strategies.deferral_gpu import (
+    CHANGED,
+    GpuDeferral,
+    GpuWriterClient,
+    PinnedBuffer,
+)
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
 from ecrl_cli.checkpoint.writer.client import WriterClient
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from tests.conftest import comes_true
 from tests.unit.checkpoint_support import writer_process
-from tests.unit.test_checkpoint_deferred import DEFERRED, KINDS, Rank, replaced, views_of_one, written_outside
+from tests.unit.test_checkpoint_deferred import (
+    DEFERRED,
+    KINDS,
+    Rank,
+    replaced,
+    views_of_one,
+    written_outside,
+)
 from tests.unit.test_checkpoint_train_state import OPTIMIZERS, Run, lines
 
 
@@ -58,12 +72,20 @@ class Stream:
 class GpuRank(Rank):
     """A run whose state counts as one on a GPU, with the real writer."""
 
-    def __init__(self, root: Path, writer: subprocess.Popen[bytes], run: Run, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, root: Path, writer: subprocess.Popen[bytes], run: Run, patch: pytest.MonkeyPatch
+    ) -> None:
         self.copying, self.training = Stream(), Stream()
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.training)
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        patch.setattr(deferral_gpu, "_on_gpu", lambda tensors: {n: t for n, t in tensors.items() if t.numel() and not n.startswith("rng.")})
+        patch.setattr(
+            deferral_gpu,
+            "_on_gpu",
+            lambda tensors: {
+                n: t for n, t in tensors.items() if t.numel() and not n.startswith("rng.")
+            },
+        )
         pin = PinnedBuffer.__init__
 
         def pinned(buffer: PinnedBuffer, *given: Any) -> None:
@@ -74,12 +96,16 @@ class GpuRank(Rank):
         patch.setattr(PinnedBuffer, "close", lambda buffer: None)
 
         def new_client(strategy: OverlappedStrategy, layout: BufferLayout) -> WriterClient:
-            return deferral_gpu.gpu_client(strategy._context.layout, layout, torch.device("cpu"), strategy._context.log)
+            return deferral_gpu.gpu_client(
+                strategy._context.layout, layout, torch.device("cpu"), strategy._context.log
+            )
 
         patch.setattr(OverlappedStrategy, "_new_client", new_client)
         super().__init__(root, writer, run)
         context = self.strategy._context
-        self.strategy._deferral = GpuDeferral(run.optimizer, context.clock, context.log, context.beat, context.tell)
+        self.strategy._deferral = GpuDeferral(
+            run.optimizer, context.clock, context.log, context.beat, context.tell
+        )
 
 
 MakeRank = Callable[..., GpuRank]
@@ -94,7 +120,9 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def rank_of(tmp_path: Path, writer: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRank]:
+def rank_of(
+    tmp_path: Path, writer: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeRank]:
     made: list[GpuRank] = []
 
     def make(run: Run | None = None) -> GpuRank:
@@ -107,7 +135,9 @@ def rank_of(tmp_path: Path, writer: subprocess.Popen[bytes], monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_while_training_goes_on_is_the_state_of_its_step(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_what_is_written_while_training_goes_on_is_the_state_of_its_step(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setitem(OPTIMIZERS, kind, KINDS[kind])
     undisturbed = Run(kind)
     expected = undisturbed.train(7)
@@ -122,14 +152,17 @@ def test_what_is_written_while_training_goes_on_is_the_state_of_its_step(rank_of
     assert submitted.reason is None and 0 < submitted.deferred_bytes < submitted.bytes
 
 
-def test_the_copy_waits_for_the_step_the_next_step_for_the_buffers_and_the_update_for_all(rank_of: MakeRank) -> None:
+def test_the_copy_waits_for_the_step_the_next_step_for_the_buffers_and_the_update_for_all(
+    rank_of: MakeRank,
+) -> None:
     rank = rank_of()
     rank.ready()
     rank.save()
     assert rank.copying.waited[0] is rank.training
     (buffers,) = rank.training.waited
     seen: list[int] = []
-    rank.run.optimizer.register_step_pre_hook(lambda *given: seen.append(len(rank.training.waited)))  # after the deferral's own
+    # after the deferral's own
+    rank.run.optimizer.register_step_pre_hook(lambda *given: seen.append(len(rank.training.waited)))
     rank.run.train(1)
     assert seen == [2] and rank.training.waited[1] is not buffers
 
@@ -145,7 +178,12 @@ def test_the_image_is_handed_over_when_the_gpu_has_copied_it(rank_of: MakeRank) 
     assert [line.event for line in lines(rank.root)] == ["submitted", "released"]
     rank.copying.gate.set()
     rank.strategy.flush()
-    assert [line.event for line in lines(rank.root)] == ["submitted", "released", "received", "committed"] and rank.saved() == digests
+    assert [line.event for line in lines(rank.root)] == [
+        "submitted",
+        "released",
+        "received",
+        "committed",
+    ] and rank.saved() == digests
 
 
 def test_what_is_saved_where_no_update_follows_is_whole(rank_of: MakeRank) -> None:
@@ -163,7 +201,10 @@ def test_a_rank_that_leaves_its_attempt_hands_over_what_it_has_copied(rank_of: M
     digests = rank.run.train_state.digests()
     rank.save()
     rank.strategy.close()
-    assert not rank.run.optimizer._optimizer_step_pre_hooks and not rank.run.optimizer._optimizer_step_post_hooks
+    assert (
+        not rank.run.optimizer._optimizer_step_pre_hooks
+        and not rank.run.optimizer._optimizer_step_post_hooks
+    )
     assert comes_true(lambda: bool(rank.of("committed"))) and rank.saved() == digests
 
 
@@ -186,7 +227,9 @@ def moved(run: Run) -> None:
 
 
 @pytest.mark.parametrize("change", [written_outside, moved])
-def test_what_is_changed_in_forward_is_refused_and_what_follows_is_copied(rank_of: MakeRank, change: Callable[[Run], None]) -> None:
+def test_what_is_changed_in_forward_is_refused_and_what_follows_is_copied(
+    rank_of: MakeRank, change: Callable[[Run], None]
+) -> None:
     rank = rank_of()
     rank.ready()
     hook = rank.run.model.register_forward_pre_hook(lambda *given: change(rank.run))
@@ -197,9 +240,13 @@ def test_what_is_changed_in_forward_is_refused_and_what_follows_is_copied(rank_o
     rank.save()
     rank.strategy.flush()
     (failed,) = rank.of("failed")
-    assert failed.global_step == 2 and f"step 2: {CHANGED.format('parameters.last.bias')}" in str(failed.reason)
+    assert failed.global_step == 2 and f"step 2: {CHANGED.format('parameters.last.bias')}" in str(
+        failed.reason
+    )
     assert [line.global_step for line in rank.of("committed")] == [3] and rank.saved() == digests
-    assert [bool(line.reason) for line in rank.of("submitted")] == [False, True] and len(rank.told) == 1
+    assert [bool(line.reason) for line in rank.of("submitted")] == [False, True] and len(
+        rank.told
+    ) == 1
 
 
 def test_a_refused_image_gives_its_buffer_back(rank_of: MakeRank) -> None:
@@ -210,16 +257,28 @@ def test_a_refused_image_gives_its_buffer_back(rank_of: MakeRank) -> None:
     assert comes_true(lambda: len(client._free) == buffers)
     for number in range(buffers):
         taken, slot = client.take()
-        found = {name: tensor for name, tensor in rank.strategy._context.snapshotter.found.items() if name in slot._views}
+        found = {
+            name: tensor
+            for name, tensor in rank.strategy._context.snapshotter.found.items()
+            if name in slot._views
+        }
         client.copy_next({}, found, {name: tensor.data_ptr() for name, tensor in found.items()})
         parts = slot.layout.parts(number, 0)
-        client.submit(taken, CheckpointImage(rank.strategy._context.stamp(rank.run.progress()), slot.memory.view, parts, {}), 0)
+        client.submit(
+            taken,
+            CheckpointImage(
+                rank.strategy._context.stamp(rank.run.progress()), slot.memory.view, parts, {}
+            ),
+            0,
+        )
         client.confirm("parameters.last.bias")
     client.collect()
     assert len(client._free) == buffers and len(rank.of("failed")) == buffers
 
 
-def test_an_update_outside_of_the_optimizer_before_a_capture_makes_copies(rank_of: MakeRank) -> None:
+def test_an_update_outside_of_the_optimizer_before_a_capture_makes_copies(
+    rank_of: MakeRank,
+) -> None:
     rank = rank_of()
     rank.ready()
     written_outside(rank.run)
@@ -227,7 +286,9 @@ def test_an_update_outside_of_the_optimizer_before_a_capture_makes_copies(rank_o
     rank.save()
     rank.strategy.flush()
     assert rank.saved() == digests
-    assert [str(line.reason) for line in rank.of("submitted")] == ["parameters.last.bias was changed outside of the optimizer's step"]
+    assert [str(line.reason) for line in rank.of("submitted")] == [
+        "parameters.last.bias was changed outside of the optimizer's step"
+    ]
 
 
 def test_an_optimizer_that_makes_new_state_is_followed(rank_of: MakeRank) -> None:
@@ -251,10 +312,15 @@ def test_before_a_step_has_been_watched_captures_are_copies(rank_of: MakeRank) -
     rank.save()
     rank.run.train(1)
     rank.strategy.flush()
-    assert [(line.reason, bool(line.deferred_bytes)) for line in rank.of("submitted")] == [(UNWATCHED, False), (None, True)]
+    assert [(line.reason, bool(line.deferred_bytes)) for line in rank.of("submitted")] == [
+        (UNWATCHED, False),
+        (None, True),
+    ]
 
 
-def test_a_writer_that_has_ended_fails_the_checkpoint_of_its_step(rank_of: MakeRank, writer: subprocess.Popen[bytes]) -> None:
+def test_a_writer_that_has_ended_fails_the_checkpoint_of_its_step(
+    rank_of: MakeRank, writer: subprocess.Popen[bytes]
+) -> None:
     rank = rank_of()
     rank.ready()
     rank.copying.gate.clear()
@@ -270,19 +336,28 @@ def test_a_writer_that_has_ended_fails_the_checkpoint_of_its_step(rank_of: MakeR
     assert failed.global_step == 2 and "the background writer has ended" in str(failed.reason)
 
 
-def test_what_torch_does_not_count_is_seen_by_the_digest_that_the_rank_logged(rank_of: MakeRank) -> None:
+def test_what_torch_does_not_count_is_seen_by_the_digest_that_the_rank_logged(
+    rank_of: MakeRank,
+) -> None:
     rank = rank_of()
     rank.ready()
     digest = rank.run.train_state.state_digest()
-    rank.run.model.last.bias.data.mul_(0.5)  # before the copy, after the digest: as a write that overtakes the copy
+    # before the copy, after the digest: as a write that overtakes the copy
+    rank.run.model.last.bias.data.mul_(0.5)
     rank.save(digest)
     rank.run.train(1)
     rank.strategy.flush()
-    assert rank.of("committed") == [] and ["step 2 would be saved as" in str(line.reason) for line in rank.of("failed")] == [True]
+    assert rank.of("committed") == [] and [
+        "step 2 would be saved as" in str(line.reason) for line in rank.of("failed")
+    ] == [True]
 
 
-def test_a_parameter_that_lies_elsewhere_while_it_is_copied_is_refused(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As weights that are swapped in forward and swapped back: no count and no address says so afterwards."""
+def test_a_parameter_that_lies_elsewhere_while_it_is_copied_is_refused(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As weights that are swapped in forward and swapped back: no count and no address says so
+    afterwards.
+    """
     rank = rank_of()
     rank.ready()
     begin, bias = PinnedBuffer.copy_later, rank.run.model.last.bias
@@ -300,10 +375,14 @@ def test_a_parameter_that_lies_elsewhere_while_it_is_copied_is_refused(rank_of: 
     rank.run.train(1)
     rank.strategy.flush()
     (failed,) = rank.of("failed")
-    assert rank.of("committed") == [] and CHANGED.format("parameters.last.bias") in str(failed.reason)
+    assert rank.of("committed") == [] and CHANGED.format("parameters.last.bias") in str(
+        failed.reason
+    )
 
 
-def test_a_copy_that_cannot_be_begun_fails_that_checkpoint_alone(rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_begun_fails_that_checkpoint_alone(
+    rank_of: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rank = rank_of()
     rank.ready()
     begin = PinnedBuffer.copy_later
@@ -322,7 +401,10 @@ def test_a_copy_that_cannot_be_begun_fails_that_checkpoint_alone(rank_of: MakeRa
     rank.run.train(1)
     rank.strategy.flush()
     (failed,) = rank.of("failed")
-    assert failed.global_step == 2 and "the GPU's copy could not be begun (RuntimeError: out of memory)" in str(failed.reason)
+    assert (
+        failed.global_step == 2
+        and "the GPU's copy could not be begun (RuntimeError: out of memory)" in str(failed.reason)
+    )
     assert [line.global_step for line in rank.of("committed")] == [3] and rank.saved() == digests
 
 
@@ -333,4 +415,6 @@ def test_views_of_larger_memory_are_copied(rank_of: MakeRank) -> None:
     rank.ready()
     rank.save()
     rank.strategy.flush()
-    assert ["is a view of larger memory" in str(line.reason) for line in rank.of("submitted")] == [True] and len(rank.told) == 1
+    assert ["is a view of larger memory" in str(line.reason) for line in rank.of("submitted")] == [
+        True
+    ] and len(rank.told) == 1

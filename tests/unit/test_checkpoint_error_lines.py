@@ -1,4 +1,6 @@
-"""The one line of each error that a checkpoint may end with: what, where, and the way out, as a person reads it."""
+"""The one line of each error that a checkpoint may end with: what, where, and the way out, as a
+person reads it.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,11 @@ def unmapped(root: Path) -> None:
 
 def outgrown(root: Path) -> None:
     plan = plan_image({"all": [TensorSpec("parameters.w", "torch.float32", (4,))]})
-    slot = StagingBuffer(Memory.create(plan.nbytes + 4096), BufferLayout(plan, ".pt", plan.nbytes + 4096), torch.device("cpu"))
+    slot = StagingBuffer(
+        Memory.create(plan.nbytes + 4096),
+        BufferLayout(plan, ".pt", plan.nbytes + 4096),
+        torch.device("cpu"),
+    )
     with closing(slot):
         slot.serialize(b" " * 8192)
 
@@ -157,79 +163,149 @@ HELD = "E-storage capture: step 6 would be saved as {held}, rank 0 logged ffffff
 LINES: dict[str, tuple[Callable[[Path], object], str]] = {
     "beyond repair": (
         beyond_repair,
-        "E-storage repair: step_00000006 is damaged beyond what its hashes can confirm; resume from another checkpoint",
+        (
+            "E-storage repair: step_00000006 is damaged beyond what its hashes can confirm; resume"
+            " from another checkpoint"
+        ),
     ),
     "repaired wrongly": (
         repaired_wrongly,
-        "E-storage repair: the corrected copy of step_00000006 is refused by hash: model.safetensors does not match its BLAKE3; "
-        "nothing was kept; resume from another checkpoint",
+        (
+            "E-storage repair: the corrected copy of step_00000006 is refused by hash:"
+            " model.safetensors does not match its BLAKE3; nothing was kept; resume from another"
+            " checkpoint"
+        ),
     ),
-    "a second name": (two_names, "E-storage repair: train.json has 2 names; it changed since it was looked at"),
-    "cut while it is copied": (cut_meanwhile, "E-storage repair: model.safetensors ends 100 bytes early; it changed since it was looked at"),
+    "a second name": (
+        two_names,
+        "E-storage repair: train.json has 2 names; it changed since it was looked at",
+    ),
+    "cut while it is copied": (
+        cut_meanwhile,
+        (
+            "E-storage repair: model.safetensors ends 100 bytes early; it changed since it was"
+            " looked at"
+        ),
+    ),
     "a copy among the checkpoints": (
         among_the_checkpoints,
-        "E-run-dir {shown:checkpoints/out}: lies among the checkpoints that are looked at; name a folder elsewhere",
+        (
+            "E-run-dir {shown:checkpoints/out}: lies among the checkpoints that are looked at; name"
+            " a folder elsewhere"
+        ),
     ),
-    "a copy nowhere": (nowhere, "E-run-dir {shown:no}: does not exist; make it, or name another folder"),
-    "a copy over files": (not_empty, "E-run-dir {shown:out}: is not an empty folder; name a new one"),
+    "a copy nowhere": (
+        nowhere,
+        "E-run-dir {shown:no}: does not exist; make it, or name another folder",
+    ),
+    "a copy over files": (
+        not_empty,
+        "E-run-dir {shown:out}: is not an empty folder; name a new one",
+    ),
     "another state": (
         another_state,
-        "E-conflict checkpoints: step_00000006 of attempt 0 holds another state; nothing was overwritten; verify the run",
+        (
+            "E-conflict checkpoints: step_00000006 of attempt 0 holds another state; nothing was"
+            " overwritten; verify the run"
+        ),
     ),
     "another state than was logged": (
         logged_otherwise,
         HELD + "; nothing was committed; if it comes back, use checkpoint.capture=copy",
     ),
-    "fenced": (fenced, "E-fenced checkpoints: attempt 4 owns the store, this is attempt 3; nothing was committed; stop this process"),
+    "fenced": (
+        fenced,
+        (
+            "E-fenced checkpoints: attempt 4 owns the store, this is attempt 3; nothing was"
+            " committed; stop this process"
+        ),
+    ),
     "a lease": (
         damaged_lease,
-        "E-storage lease: {root}/.attempt is damaged (no attempt number); remove it if no other process trains in this folder",
+        (
+            "E-storage lease: {root}/.attempt is damaged (no attempt number); remove it if no other"
+            " process trains in this folder"
+        ),
     ),
     "no checkpoint": (
         no_such_checkpoint,
-        "E-storage restore: step_00000006 failed at file: ENOENT at {root}/step_00000006 (No such file or directory); resume from another checkpoint",
+        (
+            "E-storage restore: step_00000006 failed at file: ENOENT at {root}/step_00000006 (No"
+            " such file or directory); resume from another checkpoint"
+        ),
     ),
-    "no snapshot": (no_snapshot, "E-snapshot restore: the snapshot of step 6 in memory is not the one that was chosen; resume the run"),
+    "no snapshot": (
+        no_snapshot,
+        (
+            "E-snapshot restore: the snapshot of step 6 in memory is not the one that was chosen;"
+            " resume the run"
+        ),
+    ),
     "no descriptor": (
         no_descriptor,
-        "E-storage slot: too many open files: memory to save into could not be received; raise the limit: ulimit -n 1024",
+        (
+            "E-storage slot: too many open files: memory to save into could not be received; raise"
+            " the limit: ulimit -n 1024"
+        ),
     ),
     "unmapped": (
         unmapped,
-        "E-storage capture: 4096 bytes of rank 0's state cannot be mapped (mmap length is greater than file size); use checkpoint.capture=copy",
+        (
+            "E-storage capture: 4096 bytes of rank 0's state cannot be mapped (mmap length is"
+            " greater than file size); use checkpoint.capture=copy"
+        ),
     ),
     "outgrown": (
         outgrown,
-        "E-storage serialize: the file of {length} bytes outgrew its staging buffer of 4096; use checkpoint.format=safetensors",
+        (
+            "E-storage serialize: the file of {length} bytes outgrew its staging buffer of 4096;"
+            " use checkpoint.format=safetensors"
+        ),
     ),
     "unsaved": (
         lambda root: unlogged(root, curable=False),
-        "E-storage checkpoint: step 6 ends the attempt and was not saved (the background writer has ended); resume the run",
+        (
+            "E-storage checkpoint: step 6 ends the attempt and was not saved (the background writer"
+            " has ended); resume the run"
+        ),
     ),
     "unsaved, and curable": (
         lambda root: unlogged(root, curable=True),
-        "E-unsaved checkpoint: step 6 ends the attempt and was not saved (the background writer has ended); resume the run",
+        (
+            "E-unsaved checkpoint: step 6 ends the attempt and was not saved (the background writer"
+            " has ended); resume the run"
+        ),
     ),
     "not JSON": (
         fail(_not_json(TypeError("why"))),
-        "E-config checkpoint: optimizer, scheduler or scaler have state that is neither a tensor nor JSON (why); "
-        "use one whose state_dict holds numbers, strings and tensors",
+        (
+            "E-config checkpoint: optimizer, scheduler or scaler have state that is neither a"
+            " tensor nor JSON (why); use one whose state_dict holds numbers, strings and tensors"
+        ),
     ),
     "another model": (
         fail(_other_model("parameters.w")),
-        "E-config model: the checkpoint holds the state of another model (first difference: parameters.w); "
-        "restore the configuration or start a new run",
+        (
+            "E-config model: the checkpoint holds the state of another model (first difference:"
+            " parameters.w); restore the configuration or start a new run"
+        ),
     ),
     "another optimizer": (
         fail(_other_optimizer("lr")),
-        "E-config optimizer: the checkpoint holds the state of another optimizer (first difference: lr); "
-        "restore the configuration or start a new run",
+        (
+            "E-config optimizer: the checkpoint holds the state of another optimizer (first"
+            " difference: lr); restore the configuration or start a new run"
+        ),
     ),
     "a dtype": (
         lambda root: spec_of("parameters.w", torch.zeros(1, dtype=torch.complex128)),
-        "E-config checkpoint: parameters.w has dtype torch.complex128, which a checkpoint cannot hold; use one of " + ", ".join(DTYPES),
+        "E-config checkpoint: parameters.w has dtype torch.complex128, which a checkpoint cannot"
+        " hold; use one of " + ", ".join(DTYPES),
     ),
-    "of a checkpointer": (fail(described(KIND, ValueError("bad\nworse"))), "E-error dcp: ValueError: bad; read the output of rank 0"),
+    "of a checkpointer": (
+        fail(described(KIND, ValueError("bad\nworse"))),
+        "E-error dcp: ValueError: bad; read the output of rank 0",
+    ),
     "of a checkpointer's file": (
         fail(described(KIND, OSError(errno.ENOSPC, "No space left on device", "/x/y"))),
         "E-storage dcp: ENOSPC at /x/y (No space left on device)",
@@ -245,9 +321,12 @@ def test_an_error_says_what_where_and_the_way_out(tmp_path: Path, name: str) -> 
     with closing(CheckpointStore(tmp_path)) as store:
         held = logged_digest(ImageHasher(image(6), store._pool).entries())[:8]
     length = caught.value.fact.split()[3] if "outgrew" in caught.value.fact else ""
-    for name in ("checkpoints/out", "no", "out"):  # a path of the user's, which is cut where it is long
+    # a path of the user's, which is cut where it is long
+    for name in ("checkpoints/out", "no", "out"):
         words = words.replace(f"{{shown:{name}}}", shown(str(tmp_path / name)))
-    assert caught.value.line() == words.replace("{root}", str(tmp_path)).replace("{held}", held).replace("{length}", length)
+    assert caught.value.line() == words.replace("{root}", str(tmp_path)).replace(
+        "{held}", held
+    ).replace("{length}", length)
 
 
 def test_an_error_of_ours_is_told_as_it_is() -> None:
@@ -265,7 +344,10 @@ def test_a_save_that_failed_is_told_without_the_path_of_the_run(tmp_path: Path) 
                 raise StorageError.of("mkdir", path.with_name("stage"), OSError(errno.EIO, "no"))
             super().mkdir(path)
 
-    with closing(CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)) as log, closing(store_at(tmp_path, fs=Refusing())) as store:
+    with (
+        closing(CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)) as log,
+        closing(store_at(tmp_path, fs=Refusing())) as store,
+    ):
         assert not save_and_record(store, image(6), 0, log)
         assert log.failure == "step 6 was not saved (mkdir: EIO at checkpoints/stage (no))"
 
@@ -320,7 +402,11 @@ def test_a_store_reads_and_writes_through_its_file_system_alone(tmp_path: Path) 
     with closing(CheckpointStore(root, CONFIG, fs)) as store:
         last, made = store.save(image(18), 0), image(18)
         (gone,) = store.update_pointers_and_retire(last, made)
-        assert (gone.global_step, gone.path, gone.commit_sha256) == (7, saved[1].path, saved[1].commit_sha256)
+        assert (gone.global_step, gone.path, gone.commit_sha256) == (
+            7,
+            saved[1].path,
+            saved[1].commit_sha256,
+        )
         choice = store.newest_valid()
         assert choice.report is not None and choice.report.commit_sha256 == last.commit_sha256
         found = store.reconcile(12, 0)
@@ -376,24 +462,41 @@ class Cuda:
         self.done.append("synchronize")
 
 
-def cuda_buffer(monkeypatch: pytest.MonkeyPatch, status: int) -> tuple[Cuda, Callable[[], StagingBuffer]]:
+def cuda_buffer(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> tuple[Cuda, Callable[[], StagingBuffer]]:
     cuda = Cuda(status)
     monkeypatch.setattr(staging_buffer.torch, "cuda", cuda)
     plan = plan_image({"all": [TensorSpec("parameters.w", "torch.float32", (4,))]})
-    return cuda, lambda: StagingBuffer(Memory.create(plan.nbytes), BufferLayout(plan, "", plan.nbytes), torch.device("cuda", 1))
+    return cuda, lambda: StagingBuffer(
+        Memory.create(plan.nbytes), BufferLayout(plan, "", plan.nbytes), torch.device("cuda", 1)
+    )
 
 
-def test_memory_for_cuda_is_pinned_and_a_copy_is_finished_when_it_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_cuda_is_pinned_and_a_copy_is_finished_when_it_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cuda, make = cuda_buffer(monkeypatch, 0)
     slot = make()
     slot.capture({"parameters.w": torch.arange(4.0)})
     assert slot._views["parameters.w"].tolist() == [0, 1, 2, 3]
     slot.close()
-    assert cuda.done == ["on cuda:1", "register 4096", "after the current one", "copy", "synchronize", "unregister"]
+    assert cuda.done == [
+        "on cuda:1",
+        "register 4096",
+        "after the current one",
+        "copy",
+        "synchronize",
+        "unregister",
+    ]
 
 
 def test_memory_that_cuda_does_not_pin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     _, make = cuda_buffer(monkeypatch, 2)
     with pytest.raises(StorageError) as caught:
         make()
-    assert caught.value.line() == "E-storage pin: cudaHostRegister of 4096 bytes gave 2; raise the limit of locked memory (ulimit -l)"
+    assert (
+        caught.value.line()
+        == "E-storage pin: cudaHostRegister of 4096 bytes gave 2; raise the limit of locked memory"
+        " (ulimit -l)"
+    )

@@ -1,4 +1,6 @@
-"""Snapshots in memory: whoever dies while one is taken leaves the one before; what is gone on with is what was taken, bit for bit."""
+"""Snapshots in memory: whoever dies while one is taken leaves the one before; what is gone on with
+is what was taken, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +47,35 @@ def layout(tmp_path: Path) -> RunLayout:
     return RunLayout(tmp_path)
 
 
-def strategy_of(run: Run, layout: RunLayout, snapshots: SnapshotPair, attempt: int = 0) -> InMemoryStrategy:
+def strategy_of(
+    run: Run, layout: RunLayout, snapshots: SnapshotPair, attempt: int = 0
+) -> InMemoryStrategy:
     clock = SpanClock(Journal(layout.attempt(attempt).spans(0)), attempt, monotonic(), "compute")
-    made = make_strategy(StrategyInputs(config("in_memory"), run.train_state, layout, attempt, clock, snapshots=snapshots))
+    made = make_strategy(
+        StrategyInputs(
+            config("in_memory"), run.train_state, layout, attempt, clock, snapshots=snapshots
+        )
+    )
     assert isinstance(made, InMemoryStrategy)
     made.prepare()
     return made
 
 
 def line(run: Run, attempt: int, state_digest: str | None) -> RankLine:
-    return RankLine(run.global_step, 0, 0, 0, 1, "", 8, 0.5, attempt, 0.1, 0.0, 0.0, state_digest=state_digest)
+    return RankLine(
+        run.global_step, 0, 0, 0, 1, "", 8, 0.5, attempt, 0.1, 0.0, 0.0, state_digest=state_digest
+    )
 
 
-def trained(run: Run, layout: RunLayout, strategy: InMemoryStrategy, steps: int, *, attempt: int = 0, digests: bool = False) -> None:
+def trained(
+    run: Run,
+    layout: RunLayout,
+    strategy: InMemoryStrategy,
+    steps: int,
+    *,
+    attempt: int = 0,
+    digests: bool = False,
+) -> None:
     """So many steps, each logged and then remembered, as the loop does it."""
     journal = Journal(layout.attempt(attempt).rank(0))
     for _ in range(steps):
@@ -92,20 +110,28 @@ def place_of(snapshots: SnapshotPair, name: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_what_is_gone_on_with_is_what_was_taken(layout: RunLayout, snapshots: SnapshotPair, kind: str) -> None:
+def test_what_is_gone_on_with_is_what_was_taken(
+    layout: RunLayout, snapshots: SnapshotPair, kind: str
+) -> None:
     run = Run(kind)
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
     trained(run, layout, strategy, 4)
     assert whole(snapshots) == [(5, 0), (4, 0)]
     found, _ = newest_snapshot(layout, snapshots, behind=0)
-    assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (0, 5, run.train_state.state_digest())
+    assert found is not None and (found.attempt, found.global_step, found.content.state_digest) == (
+        0,
+        5,
+        run.train_state.state_digest(),
+    )
     digests, on = run.train_state.digests(), run.train(3)
     other = Run(kind, seed=99)
     loaded = load_snapshot(snapshots, 5, found.content.sha256, DIGEST)
     progress = other.train_state.become(loaded.tensors, loaded.train)
     assert other.train_state.digests() == digests
-    assert other.train(3) == on, "another trajectory: a generator, the scaler or the schedule is not as it was"
+    assert other.train(3) == on, (
+        "another trajectory: a generator, the scaler or the schedule is not as it was"
+    )
     assert progress == TrainPosition(5, 0, 5, 1337, "c" * 64)
     strategy.close()
 
@@ -155,9 +181,14 @@ def committing(run: Run, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None
 
 @pytest.mark.parametrize("moment", [gathering, copying, committing])
 def test_a_death_while_a_snapshot_is_taken_leaves_the_one_before(
-    layout: RunLayout, snapshots: SnapshotPair, monkeypatch: pytest.MonkeyPatch, moment: Callable[..., None]
+    layout: RunLayout,
+    snapshots: SnapshotPair,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: Callable[..., None],
 ) -> None:
-    """The memory is shared: it holds at each instant what a SIGKILL at that instant leaves in it."""
+    """The memory is shared: it holds at each instant what a SIGKILL at that instant leaves in
+    it.
+    """
     run = Run()
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
@@ -169,11 +200,15 @@ def test_a_death_while_a_snapshot_is_taken_leaves_the_one_before(
     assert whole(snapshots) == [(4, 0)]
     found, skipped = newest_snapshot(layout, snapshots, behind=0)
     lines = read_journal(layout.attempt(0).rank(0), RankLine).events
-    assert found is not None and skipped == () and found.content.state_digest == lines[-2].state_digest
+    assert (
+        found is not None and skipped == () and found.content.state_digest == lines[-2].state_digest
+    )
     assert lines[-1].global_step == 5
 
 
-def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     run = taken(layout, snapshots, 3)
     assert whole(snapshots) == [(4, 0), (3, 0)]
     strategy = strategy_of(run, layout, snapshots, attempt=1)
@@ -183,7 +218,9 @@ def test_the_next_attempt_writes_over_what_it_does_not_go_on_with(layout: RunLay
     strategy.close()
 
 
-def test_a_state_that_has_grown_gets_a_larger_place(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_a_state_that_has_grown_gets_a_larger_place(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     taken(layout, snapshots)
     larger = Run("adamw", width=64)
     larger.train(8)
@@ -203,14 +240,18 @@ def test_a_train_json_that_has_outgrown_its_room_gets_a_larger_place(
     strategy = strategy_of(run, layout, snapshots)
     trained(run, layout, strategy, 2)
     document = run.train_state.train_document
-    monkeypatch.setattr(run.train_state, "train_document", lambda *given: document(*given) + b" " * 2**16)
+    monkeypatch.setattr(
+        run.train_state, "train_document", lambda *given: document(*given) + b" " * 2**16
+    )
     trained(run, layout, strategy, 2)
     assert whole(snapshots) == [(5, 0), (4, 0)]
     strategy.close()
 
 
 @pytest.mark.parametrize("back", [BLOCK, BLOCK - 8, BLOCK - 40, BLOCK + 1])
-def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: SnapshotPair, back: int) -> None:
+def test_damaged_records_make_no_snapshot(
+    layout: RunLayout, snapshots: SnapshotPair, back: int
+) -> None:
     """The word, the attempt, the hash; and, found by its own means, the table."""
     taken(layout, snapshots)
     newest = snapshots.whole()[0]
@@ -221,17 +262,23 @@ def test_damaged_records_make_no_snapshot(layout: RunLayout, snapshots: Snapshot
     assert whole(snapshots) == [(3, 0)]
 
 
-def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_where_the_ranks_log_their_state_a_flipped_bit_is_found(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     run = taken(layout, snapshots, digests=True)
     damage(snapshots, snapshots.whole()[0].number, place_of(snapshots, "parameters.first.weight"))
     found, skipped = newest_snapshot(layout, snapshots, behind=0)
     assert found is not None and found.global_step == 3
-    assert [(each.global_step, each.attempt, each.reason) for each in skipped] == [(4, 0, "its state is not the one that rank 0 logged")]
+    assert [(each.global_step, each.attempt, each.reason) for each in skipped] == [
+        (4, 0, "its state is not the one that rank 0 logged")
+    ]
     assert whole(snapshots) == [(3, 0)], "what was refused must be written over first"
     assert run.global_step == 4
 
 
-def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     run = Run()
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
@@ -245,8 +292,12 @@ def test_a_state_that_is_not_finite_is_no_state_to_go_on_with(layout: RunLayout,
     assert skipped[0].reason == "parameters.last.weight holds a NaN or an infinity"
 
 
-def test_a_tensor_that_need_not_be_finite_does_not_stop_a_run_from_going_on(layout: RunLayout, snapshots: SnapshotPair) -> None:
-    """By `checkpoint.finite`: an optimizer may hold an infinity where `model` or less is asked for."""
+def test_a_tensor_that_need_not_be_finite_does_not_stop_a_run_from_going_on(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
+    """By `checkpoint.finite`: an optimizer may hold an infinity where `model` or less is asked
+    for.
+    """
     run = Run()
     run.train(1)
     strategy = strategy_of(run, layout, snapshots)
@@ -262,7 +313,9 @@ def test_a_tensor_that_need_not_be_finite_does_not_stop_a_run_from_going_on(layo
             newest.check_finite(setting)
 
 
-def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     run = taken(layout, snapshots)
     strategy = strategy_of(run, layout, snapshots, attempt=1)
     run.train(1)
@@ -273,7 +326,9 @@ def test_a_step_that_rank_0_never_logged_is_not_gone_on_with(layout: RunLayout, 
     assert [each.reason for each in skipped] == ["rank 0 logged no such step"]
 
 
-def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_what_changes_between_choice_and_load_is_not_loaded(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     """And not chosen again: an error that a restart cures."""
     taken(layout, snapshots)
     found, _ = newest_snapshot(layout, snapshots, behind=0)
@@ -285,7 +340,9 @@ def test_what_changes_between_choice_and_load_is_not_loaded(layout: RunLayout, s
     assert whole(snapshots) == [(3, 0)]
 
 
-@pytest.mark.parametrize(("durable", "step", "memory"), [(2, 4, "snapshot"), (4, 4, ""), (9, 9, "")])
+@pytest.mark.parametrize(
+    ("durable", "step", "memory"), [(2, 4, "snapshot"), (4, 4, ""), (9, 9, "")]
+)
 def test_the_newest_of_memory_and_disk_is_chosen_and_disk_of_two_alike(
     layout: RunLayout, snapshots: SnapshotPair, durable: int, step: int, memory: str
 ) -> None:
@@ -298,7 +355,9 @@ def test_the_newest_of_memory_and_disk_is_chosen_and_disk_of_two_alike(
     assert (made.resume_from is None, made.snapshot_sha256 != "") == (bool(memory), bool(memory))
 
 
-def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_memory_saves_a_run_whose_every_checkpoint_is_damaged(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     taken(layout, snapshots)
     store = store_at(layout.root)
     saved = commit(store, 2)
@@ -316,10 +375,14 @@ def test_a_snapshot_fits_up_to_its_record_and_has_room_to_grow() -> None:
     parts, train = synthetic_plan(4000, 2000).parts, b"{}" * 100
     table = len(records.table_of(parts))
     for image, more in ((BLOCK, 0), (BLOCK, 1), (5 * BLOCK, 7)):
-        record = records.SnapshotRecord(memoryview(bytearray(image + table + len(train) + more + BLOCK)), image, parts)
+        record = records.SnapshotRecord(
+            memoryview(bytearray(image + table + len(train) + more + BLOCK)), image, parts
+        )
         assert record.fits(train + b"x" * more) and not record.fits(train + b"x" * (more + 1))
         size = records.room(image, parts, train)
-        assert size % BLOCK == 0 and records.SnapshotRecord(memoryview(bytearray(size)), image, parts).fits(2 * train + b"x" * BLOCK)
+        assert size % BLOCK == 0 and records.SnapshotRecord(
+            memoryview(bytearray(size)), image, parts
+        ).fits(2 * train + b"x" * BLOCK)
         assert size - (image + table + 2 * len(train) + 2 * BLOCK) in range(BLOCK)
 
 
@@ -337,6 +400,8 @@ def test_of_two_snapshots_of_one_step_the_later_attempts_is_newer(snapshots: Sna
     assert whole(snapshots) == [(6, 1)] and snapshots.free() == [0]
 
 
-def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(layout: RunLayout, snapshots: SnapshotPair) -> None:
+def test_a_supervisor_that_has_just_begun_has_nothing_in_memory(
+    layout: RunLayout, snapshots: SnapshotPair
+) -> None:
     assert newest_snapshot(layout, snapshots, behind=0) == (None, ())
     assert snapshots.free() == [0, 1]

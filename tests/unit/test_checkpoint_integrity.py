@@ -1,4 +1,6 @@
-"""The integrity check: a good checkpoint passes, every damage is refused by the layer that names it, nothing makes it raise or look elsewhere."""
+"""The integrity check: a good checkpoint passes, every damage is refused by the layer that names
+it, nothing makes it raise or look elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,20 @@ from ecrl_cli.checkpoint.format.hashing import Leaf, tensor_digest
 from ecrl_cli.checkpoint.format.image import CheckpointMeta, TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.manifest import PartEntry, components, make_commit, read_manifest
 from ecrl_cli.checkpoint.format.names import COMMIT, LAYERS, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, _check_tensors, _hash_leaves, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import (
+    CheckpointRejected,
+    IntegrityConfig,
+    _check_tensors,
+    _hash_leaves,
+    verify_checkpoint,
+)
 from ecrl_cli.checkpoint.store.store import CheckpointStore
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.store.synthetic import (
+    RUN_ID,
+    image_components,
+    synthetic_image,
+    synthetic_plan,
+)
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.unix_socket import bind
 from ecrl_cli.storage.fs import PosixFs
@@ -51,11 +64,21 @@ def group(tmp_path: Path) -> Path:
 
 def test_a_good_checkpoint_passes_and_is_described(tmp_path: Path, single: bool) -> None:
     store = store_at(tmp_path)
-    first, saved = commit(store, 10, single=single, attempt=0), commit(store, 20, single=single, attempt=0)
+    first, saved = (
+        commit(store, 10, single=single, attempt=0),
+        commit(store, 20, single=single, attempt=0),
+    )
     report = verify_checkpoint(saved.path, CONFIG.integrity)
     assert report.ok and (report.layer, report.reason) == ("", "")
-    assert (report.global_step, report.attempt, report.run_id, report.commit_sha256) == (20, 0, RUN_ID, saved.commit_sha256)
-    assert report.manifest is not None and components(report.manifest) == image_components(image(20, single=single))
+    assert (report.global_step, report.attempt, report.run_id, report.commit_sha256) == (
+        20,
+        0,
+        RUN_ID,
+        saved.commit_sha256,
+    )
+    assert report.manifest is not None and components(report.manifest) == image_components(
+        image(20, single=single)
+    )
     assert first.commit_sha256 != saved.commit_sha256
 
 
@@ -65,7 +88,12 @@ def test_every_flipped_bit_of_the_records_is_seen(tmp_path: Path, single: bool) 
     for record in records:
         for offset in range(0, record.stat().st_size, 7):
             flip(record, offset, offset % 8)
-            assert verify_checkpoint(path, CONFIG.integrity).layer in ("commit", "manifest", "parts", "hash"), (record.name, offset)
+            assert verify_checkpoint(path, CONFIG.integrity).layer in (
+                "commit",
+                "manifest",
+                "parts",
+                "hash",
+            ), (record.name, offset)
             flip(record, offset, offset % 8)
     assert verify_checkpoint(path, CONFIG.integrity).ok
 
@@ -151,12 +179,19 @@ DAMAGES = [
     Damage("commit huge", COMMIT, huge, "commit"),
     Damage("commit a list", COMMIT, text(b"[]"), "commit"),
     Damage("commit not utf-8", COMMIT, text(b"\xff\xfe{\x00}\x00"), "commit"),
-    Damage("commit with a bom", COMMIT, lambda p: p.write_bytes(b"\xef\xbb\xbf" + p.read_bytes()), "commit"),
+    Damage(
+        "commit with a bom",
+        COMMIT,
+        lambda p: p.write_bytes(b"\xef\xbb\xbf" + p.read_bytes()),
+        "commit",
+    ),
     Damage("commit a million deep", COMMIT, text(b"[" * 60_000), "commit"),
     Damage("commit with duplicate keys", COMMIT, text(b'{"a":1,"a":1}'), "commit"),
     Damage("commit with a huge number", COMMIT, rewritten(attempt=2**64), "commit"),
     Damage("commit with an infinite number", COMMIT, text(b'{"attempt":1e999}'), "commit"),
-    Damage("commit not canonical", COMMIT, lambda p: p.write_bytes(p.read_bytes() + b"\n"), "commit"),
+    Damage(
+        "commit not canonical", COMMIT, lambda p: p.write_bytes(p.read_bytes() + b"\n"), "commit"
+    ),
     Damage("commit with an unknown key", COMMIT, rewritten(colour="red"), "commit"),
     Damage("commit edited", COMMIT, rewritten(attempt=7), "commit"),
     Damage("commit a link", COMMIT, replaced_by_link, "commit"),
@@ -204,7 +239,9 @@ def test_a_checkpoint_under_another_number_or_of_another_run_is_refused(group: P
     assert verify_checkpoint(group, replace(CONFIG.integrity, run_id="6" * 64)).layer == "commit"
 
 
-@pytest.mark.parametrize("name", ["step_1", "step_1e3", "step_000000020", "latest_ok", "model", "step_00000020.zip"])
+@pytest.mark.parametrize(
+    "name", ["step_1", "step_1e3", "step_000000020", "latest_ok", "model", "step_00000020.zip"]
+)
 def test_other_names_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert verify_checkpoint(tmp_path / name).layer == "file"
@@ -214,11 +251,15 @@ def test_a_missing_a_linked_and_a_looping_folder_are_refused(group: Path) -> Non
     link, loop = group.with_name("step_00000030"), group.with_name("step_00000040")
     link.symlink_to(group)
     loop.symlink_to(loop)
-    assert [verify_checkpoint(path).layer for path in (link, loop, group.with_name("step_00000050"))] == ["file"] * 3
+    assert [
+        verify_checkpoint(path).layer for path in (link, loop, group.with_name("step_00000050"))
+    ] == ["file"] * 3
 
 
 def forge(group: Path, data: bytes, **tensor: object) -> None:
-    """Put `data` in the place of the model and rewrite manifest and commit so that all hashes agree."""
+    """Put `data` in the place of the model and rewrite manifest and commit so that all hashes
+    agree.
+    """
     (group / MODEL).write_bytes(data)
     value = json.loads((group / MANIFEST).read_bytes())
     part = value["parts"][MODEL]
@@ -226,7 +267,9 @@ def forge(group: Path, data: bytes, **tensor: object) -> None:
     part.update(part_entry(MODEL, data, part["tensors"]))
     manifest = canonical_json(value)
     (group / MANIFEST).write_bytes(manifest)
-    (group / COMMIT).write_bytes(make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), None).encoded())
+    (group / COMMIT).write_bytes(
+        make_commit(read_manifest(manifest), hashlib.sha256(manifest).hexdigest(), None).encoded()
+    )
 
 
 def header_edited(group: Path, edit: Callable[[dict[str, dict[str, object]]], object]) -> bytes:
@@ -241,10 +284,16 @@ def header_edited(group: Path, edit: Callable[[dict[str, dict[str, object]]], ob
 FORGED_HEADERS: dict[str, Callable[[dict[str, dict[str, object]]], object]] = {
     "another dtype": lambda header: header["parameters.weight"].update(dtype="I32"),
     "another shape": lambda header: header["parameters.weight"].update(shape=[100, 100]),
-    "a shape that overflows": lambda header: header["parameters.weight"].update(shape=[4194305, 4194305, 211106198978564]),
+    "a shape that overflows": (
+        lambda header: header["parameters.weight"].update(shape=[4194305, 4194305, 211106198978564])
+    ),
     "overlap": lambda header: header["parameters.weight"].update(data_offsets=[0, 40_000]),
-    "offsets outside": lambda header: header["parameters.weight"].update(data_offsets=[2**40, 2**40 + 40_000]),
-    "negative offsets": lambda header: header["parameters.weight"].update(data_offsets=[-8, 39_992]),
+    "offsets outside": (
+        lambda header: header["parameters.weight"].update(data_offsets=[2**40, 2**40 + 40_000])
+    ),
+    "negative offsets": (
+        lambda header: header["parameters.weight"].update(data_offsets=[-8, 39_992])
+    ),
     "a missing tensor": lambda header: header.pop("buffers.steps"),
     "an extra tensor": lambda header: header.update(other=header["buffers.steps"]),
     "metadata": lambda header: header.update(__metadata__={"x": "y"}),
@@ -252,7 +301,9 @@ FORGED_HEADERS: dict[str, Callable[[dict[str, dict[str, object]]], object]] = {
 
 
 @pytest.mark.parametrize("case", FORGED_HEADERS)
-def test_a_header_that_disagrees_with_the_manifest_is_refused_even_if_all_hashes_agree(group: Path, case: str) -> None:
+def test_a_header_that_disagrees_with_the_manifest_is_refused_even_if_all_hashes_agree(
+    group: Path, case: str
+) -> None:
     forge(group, header_edited(group, FORGED_HEADERS[case]))
     assert verify_checkpoint(group, CONFIG.integrity).layer == "schema"
 
@@ -270,21 +321,39 @@ def test_a_tensor_that_is_not_what_its_digest_says_is_refused(group: Path) -> No
 
 def test_the_loader_compares_each_tensor_too(group: Path) -> None:
     forge(group, (group / MODEL).read_bytes(), digest="0" * 64)
-    with pytest.raises(StorageError, match=r"failed at tensors: parameters\.weight does not match its digest"):
+    with pytest.raises(
+        StorageError, match=r"failed at tensors: parameters\.weight does not match its digest"
+    ):
         load_checkpoint(group)
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_empty_tensors_of_any_width_are_saved_checked_and_loaded(tmp_path: Path, single: bool) -> None:
+def test_empty_tensors_of_any_width_are_saved_checked_and_loaded(
+    tmp_path: Path, single: bool
+) -> None:
     """They lie at one place, where nothing says which comes first."""
-    empty = [TensorSpec("buffers.z", "torch.int64", (0,)), TensorSpec("buffers.a", "torch.float32", (0, 3))]
-    specs = {MODEL: [*empty, TensorSpec("parameters.w", "torch.float32", (4,))], OPTIMIZER: [], RNG: []}
-    image = image_from(in_one_part(specs, single=single), lambda place: bytes(place.spec.nbytes), CheckpointMeta(RUN_ID, 6, 0, 6, 7, 1), {})
+    empty = [
+        TensorSpec("buffers.z", "torch.int64", (0,)),
+        TensorSpec("buffers.a", "torch.float32", (0, 3)),
+    ]
+    specs = {
+        MODEL: [*empty, TensorSpec("parameters.w", "torch.float32", (4,))],
+        OPTIMIZER: [],
+        RNG: [],
+    }
+    image = image_from(
+        in_one_part(specs, single=single),
+        lambda place: bytes(place.spec.nbytes),
+        CheckpointMeta(RUN_ID, 6, 0, 6, 7, 1),
+        {},
+    )
     with closing(CheckpointStore(tmp_path / "checkpoints")) as store:
         store.claim(0)
         path = store.save(image, 0).path
     assert verify_checkpoint(path).layer == ""
-    assert {name: tuple(tensor.shape) for name, tensor in load_checkpoint(path).tensors.items()} == {
+    assert {
+        name: tuple(tensor.shape) for name, tensor in load_checkpoint(path).tensors.items()
+    } == {
         "buffers.z": (0,),
         "buffers.a": (0, 3),
         "parameters.w": (4,),
@@ -295,7 +364,9 @@ def test_empty_tensors_of_any_width_are_saved_checked_and_loaded(tmp_path: Path,
 def test_a_model_that_is_not_finite_is_refused(group: Path, value: float) -> None:
     data = bytearray((group / MODEL).read_bytes())
     data[-4:] = struct.pack("<f", value)
-    forge(group, bytes(data), digest=tensor_digest("torch.float32", (10_000,), bytes(data[-40_000:])))
+    forge(
+        group, bytes(data), digest=tensor_digest("torch.float32", (10_000,), bytes(data[-40_000:]))
+    )
     report = verify_checkpoint(group, CONFIG.integrity)
     assert report.layer == "finite" and "parameters.weight" in report.reason
 
@@ -335,7 +406,9 @@ def test_the_hash_of_train_json_is_compared_by_all_that_read_it(group: Path) -> 
 
 
 def test_nothing_outside_the_folder_is_touched(tmp_path: Path, group: Path) -> None:
-    """A part that leads out is refused without being opened for what it leads to: a FIFO would block for ever."""
+    """A part that leads out is refused without being opened for what it leads to: a FIFO would
+    block for ever.
+    """
     outside = tmp_path / "outside"
     os.mkfifo(outside)
     (group / MODEL).unlink()
@@ -351,9 +424,15 @@ def test_every_layer_is_shown_to_refuse_something() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda train: train.update(global_step=5), "train.json says global_step 5, the manifest 6"),
+        (
+            lambda train: train.update(global_step=5),
+            "train.json says global_step 5, the manifest 6",
+        ),
         (lambda train: train["sampler"].update(epoch=9), "train.json says epoch 9, the manifest 0"),
-        (lambda train: train["sampler"].update(cursor_step=9), "train.json says cursor_step 9, the manifest"),
+        (
+            lambda train: train["sampler"].update(cursor_step=9),
+            "train.json says cursor_step 9, the manifest",
+        ),
         (lambda train: train["sampler"].update(seed=9), "train.json says seed 9, the manifest 1"),
     ],
 )
@@ -382,9 +461,16 @@ def test_a_large_tensor_is_finite_where_all_its_pieces_are(tmp_path: Path, bad: 
     place = TensorPlace(TensorSpec("parameters.large", "torch.float32", values.shape), 0)
     fs = PosixFs()
     fd = fs.open(tmp_path / "large", os.O_RDONLY)
-    ((digest_of, sound),) = _hash_leaves(fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model")
+    ((digest_of, sound),) = _hash_leaves(
+        fs, fd, [Leaf(0, values.nbytes, b"", place)], "blake3", "model"
+    )
     assert sound == (bad is None)
-    entry = PartEntry(values.nbytes, digest_of, (), {})  # of a part that is one leaf, whose tensors are looked at after it
-    with nullcontext() if bad is None else pytest.raises(CheckpointRejected, match=r"parameters\.large"):
+    # of a part that is one leaf, whose tensors are looked at after it
+    entry = PartEntry(values.nbytes, digest_of, (), {})
+    with (
+        nullcontext()
+        if bad is None
+        else pytest.raises(CheckpointRejected, match=r"parameters\.large")
+    ):
         _check_tensors(fs, [(fd, entry, place)], "blake3", "model", once=True)
     fs.close(fd)

@@ -1,4 +1,6 @@
-"""MANIFEST, COMMIT and canonical JSON: one spelling, strict limits, digests that anyone can recompute."""
+"""MANIFEST, COMMIT and canonical JSON: one spelling, strict limits, digests that anyone can
+recompute.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, tensor_digest
-from ecrl_cli.checkpoint.format.manifest import Manifest, PartEntry, TensorEntry, components, make_commit, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.manifest import (
+    Manifest,
+    PartEntry,
+    TensorEntry,
+    components,
+    make_commit,
+    read_commit,
+    read_manifest,
+)
 from ecrl_cli.checkpoint.format.names import MODEL, OPTIMIZER, TRAIN
 from ecrl_cli.checkpoint.store.atomic_install import logged_digest
 from ecrl_cli.studies.frame.store_fixture import part_digest
@@ -53,7 +63,9 @@ def test_brackets_in_strings_are_not_depth() -> None:
     assert parse_canonical(canonical_json(value)) == value
 
 
-@pytest.mark.parametrize("text", [b'{"b":1,"a":2}', b'{"a": 1}', b'{"a":1.0e0}', b'{"a":"\\u0061"}', b'{"a":1}\n'])
+@pytest.mark.parametrize(
+    "text", [b'{"b":1,"a":2}', b'{"a": 1}', b'{"a":1.0e0}', b'{"a":"\\u0061"}', b'{"a":1}\n']
+)
 def test_another_spelling_is_refused(text: bytes) -> None:
     parse(text.strip())
     with pytest.raises(ValueError, match="canonical"):
@@ -62,13 +74,38 @@ def test_another_spelling_is_refused(text: bytes) -> None:
 
 def test_manifest_and_commit_have_exactly_the_keys_of_the_contract() -> None:
     value = json.loads(MANIFEST.encoded())
-    assert list(value) == ["attempt", "cursor_step", "digest", "epoch", "global_step", "parts", "run_id", "schema_version", "seed", "world_size"]
+    assert list(value) == [
+        "attempt",
+        "cursor_step",
+        "digest",
+        "epoch",
+        "global_step",
+        "parts",
+        "run_id",
+        "schema_version",
+        "seed",
+        "world_size",
+    ]
     assert list(value["parts"][MODEL]) == ["bytes", "chunk_sums", "digest", "tensors"]
-    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"digest": SHA, "dtype": "torch.float32", "shape": [2, 3]}}
+    assert value["parts"][MODEL]["tensors"] == {
+        "parameters.w": {"digest": SHA, "dtype": "torch.float32", "shape": [2, 3]}
+    }
     commit = json.loads(make_commit(MANIFEST, SHA, None).encoded())
-    assert list(commit) == ["attempt", "global_step", "manifest_sha256", "prev_commit_sha256", "run_id", "self_sha256"]
+    assert list(commit) == [
+        "attempt",
+        "global_step",
+        "manifest_sha256",
+        "prev_commit_sha256",
+        "run_id",
+        "self_sha256",
+    ]
     body = {key: item for key, item in commit.items() if key != "self_sha256"}
-    assert commit["self_sha256"] == hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert (
+        commit["self_sha256"]
+        == hashlib.sha256(
+            json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
+    )
 
 
 def test_they_are_read_back_as_they_were() -> None:
@@ -96,7 +133,10 @@ def edited(**changes: Any) -> bytes:
         edited(parts=[]),
         edited(extra=1),
         edited(run_id=None),
-        *(edited(parts={name: json.loads(MANIFEST.encoded())["parts"][MODEL]}) for name in BAD_NAMES),
+        *(
+            edited(parts={name: json.loads(MANIFEST.encoded())["parts"][MODEL]})
+            for name in BAD_NAMES
+        ),
     ],
 )
 def test_a_manifest_beyond_the_rules_is_a_value_error(data: bytes) -> None:
@@ -137,8 +177,14 @@ def test_too_many_parts_are_refused() -> None:
 
 
 def test_digests_are_what_the_contract_says() -> None:
-    assert tensor_digest("torch.float32", (2,), b"12345678") == blake3(b"torch.float32(2,)12345678").hexdigest()
-    assert tensor_digest("torch.float32", (2,), b"12345678", "sha256") == hashlib.sha256(b"torch.float32(2,)12345678").hexdigest()
+    assert (
+        tensor_digest("torch.float32", (2,), b"12345678")
+        == blake3(b"torch.float32(2,)12345678").hexdigest()
+    )
+    assert (
+        tensor_digest("torch.float32", (2,), b"12345678", "sha256")
+        == hashlib.sha256(b"torch.float32(2,)12345678").hexdigest()
+    )
     assert chunk_sums(b"x" * 65_537) == (chunk_sums(b"x" * 65_536)[0], chunk_sums(b"x")[0])
     found = components(MANIFEST)
     assert found.parameters == hashlib.sha256(f'[["parameters.w","{SHA}"]]'.encode()).hexdigest()
@@ -148,15 +194,24 @@ def test_digests_are_what_the_contract_says() -> None:
 def test_a_manifest_of_version_1_has_its_own_names_and_is_written_as_it_was() -> None:
     old = Manifest(1, SHA, 0, 50, 1, 2, 1337, 2, {MODEL: PART}, "sha256")
     value = json.loads(old.encoded())
-    assert "digest" not in value and list(value["parts"][MODEL]) == ["bytes", "chunk_crc32", "sha256", "tensors"]
-    assert value["parts"][MODEL]["tensors"] == {"parameters.w": {"dtype": "torch.float32", "sha256": SHA, "shape": [2, 3]}}
+    assert "digest" not in value and list(value["parts"][MODEL]) == [
+        "bytes",
+        "chunk_crc32",
+        "sha256",
+        "tensors",
+    ]
+    assert value["parts"][MODEL]["tensors"] == {
+        "parameters.w": {"dtype": "torch.float32", "sha256": SHA, "shape": [2, 3]}
+    }
     assert read_manifest(old.encoded()) == old
     with pytest.raises(ValueError):
         read_manifest(canonical_json(value | {"digest": "sha256"}))
     with pytest.raises(ValueError):
         read_manifest(edited(parts=value["parts"]))
     for newer in ("digest", "chunk_sums"):  # one name of today, beside those of then
-        mixed = value | {"parts": {MODEL: value["parts"][MODEL] | {newer: value["parts"][MODEL]["sha256"]}}}
+        mixed = value | {
+            "parts": {MODEL: value["parts"][MODEL] | {newer: value["parts"][MODEL]["sha256"]}}
+        }
         with pytest.raises(ValueError, match="an entry that version 1 does not have"):
             read_manifest(canonical_json(mixed))
 
@@ -165,8 +220,14 @@ def test_a_part_s_digest_is_the_root_over_its_header_and_its_tensors() -> None:
     header, tensor = b"h" * 16, b"0" * 24
     entry = PartEntry(40, "", (), {"parameters.w": TensorEntry("torch.float32", (2, 3), SHA)})
     leaves = [blake3(header).hexdigest(), blake3(b"torch.float32(2, 3)" + tensor).hexdigest()]
-    assert part_digest(MODEL, entry, header + tensor) == blake3(json.dumps(leaves, separators=(",", ":")).encode()).hexdigest()
-    assert part_digest("step_00000001.pt", entry, header + tensor) == blake3(header + tensor).hexdigest()
+    assert (
+        part_digest(MODEL, entry, header + tensor)
+        == blake3(json.dumps(leaves, separators=(",", ":")).encode()).hexdigest()
+    )
+    assert (
+        part_digest("step_00000001.pt", entry, header + tensor)
+        == blake3(header + tensor).hexdigest()
+    )
     assert part_digest(MODEL, replace(entry, tensors={}), header) == blake3(header).hexdigest()
     with pytest.raises(ValueError, match="its tensors need more"):
         part_digest(MODEL, replace(entry, bytes=24), tensor)
@@ -180,5 +241,9 @@ def test_the_state_that_a_save_is_held_against_is_without_its_generators() -> No
 
     model = {"model.safetensors": part("parameters.w", "b" * 64)}
     first = logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "c" * 64)})
-    assert first == logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "d" * 64)}) == logged_digest(model)
+    assert (
+        first
+        == logged_digest(model | {"rng.safetensors": part("rng.rank0.torch", "d" * 64)})
+        == logged_digest(model)
+    )
     assert first != logged_digest({"model.safetensors": part("parameters.w", "d" * 64)})

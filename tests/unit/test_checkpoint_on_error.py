@@ -1,4 +1,6 @@
-"""checkpoint.on_error: after a failed save training goes on, or stops with the error that names the call, and no restart is spent on it."""
+"""checkpoint.on_error: after a failed save training goes on, or stops with the error that names the
+call, and no restart is spent on it.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,21 @@ def lost(root: Path) -> Iterator[None]:
 
 
 def ends(root: Path) -> list[tuple[str, int]]:
-    return [(line.event, line.global_step) for line in lines(root) if line.event in ("committed", "failed")]
+    return [
+        (line.event, line.global_step)
+        for line in lines(root)
+        if line.event in ("committed", "failed")
+    ]
 
 
 def test_blocking_stops_at_once(tmp_path: Path) -> None:
     with training(tmp_path, config("blocking", on_error="stop")) as (run, strategy), lost(tmp_path):
-        with pytest.raises(StorageError, match=r"step 2 was not saved \(open: ENOENT at .*checkpoints.*; checkpoint.on_error=stop") as caught:
+        with pytest.raises(
+            StorageError,
+            match=(
+                r"step 2 was not saved \(open: ENOENT at .*checkpoints.*; checkpoint.on_error=stop"
+            ),
+        ) as caught:
             strategy.save(run.progress())
         assert caught.value.exit_code == 5
     assert ends(tmp_path) == [("committed", 1), ("failed", 2)]
@@ -68,7 +79,9 @@ def test_overlapped_stops_at_the_next_save_or_flush(tmp_path: Path, moment: str)
             strategy.save(run.progress())
             strategy._client.wait_idle()  # type: ignore[attr-defined]  # the writer has said how it ended
         run.train(1)
-        with pytest.raises(StorageError, match=r"step 2 was not saved \(open: ENOENT at .*checkpoint.on_error=stop"):
+        with pytest.raises(
+            StorageError, match=r"step 2 was not saved \(open: ENOENT at .*checkpoint.on_error=stop"
+        ):
             strategy.flush() if moment == "flush" else strategy.save(run.progress())
     assert ends(tmp_path) == [("committed", 1), ("failed", 2)]
 
@@ -82,7 +95,9 @@ def test_overlapped_stops_where_there_is_no_writer_to_save(tmp_path: Path) -> No
     strategy.close()
 
 
-def test_a_writer_that_is_lost_at_once_leaves_no_connection_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_is_lost_at_once_leaves_no_connection_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost_at_once(*_: object) -> None:
         raise WriterGone("the background writer has ended")
 
@@ -98,7 +113,9 @@ def test_a_writer_that_is_lost_at_once_leaves_no_connection_behind(tmp_path: Pat
     assert ends(tmp_path) == [("failed", 1)]
 
 
-def test_a_failure_that_was_told_is_not_forgotten_with_the_writer_that_told_it(tmp_path: Path) -> None:
+def test_a_failure_that_was_told_is_not_forgotten_with_the_writer_that_told_it(
+    tmp_path: Path,
+) -> None:
     with training(tmp_path, config("overlapped", on_error="stop")) as (run, strategy):
         with lost(tmp_path):
             strategy.save(run.progress())
@@ -109,7 +126,9 @@ def test_a_failure_that_was_told_is_not_forgotten_with_the_writer_that_told_it(t
 
 
 @pytest.mark.parametrize("strategy_name", ["blocking", "overlapped"])
-def test_by_default_training_goes_on_and_the_next_save_works(tmp_path: Path, strategy_name: str) -> None:
+def test_by_default_training_goes_on_and_the_next_save_works(
+    tmp_path: Path, strategy_name: str
+) -> None:
     with training(tmp_path, config(strategy_name)) as (run, strategy):
         with lost(tmp_path):
             strategy.save(run.progress())
@@ -123,7 +142,11 @@ def test_by_default_training_goes_on_and_the_next_save_works(tmp_path: Path, str
 
 def test_no_restart_is_spent_on_it() -> None:
     attempt = Attempt(attempt=0, world_size=1, exit_code=5, rank=0, outcome="died", last_step=7)
-    decision = decide((attempt,), 20, RankError(0, "E-storage checkpoint: step 7 was not saved (write: ENOSPC at x)", 5))
+    decision = decide(
+        (attempt,),
+        20,
+        RankError(0, "E-storage checkpoint: step 7 was not saved (write: ENOSPC at x)", 5),
+    )
     assert not decision.restart and decision.exit_code == 5
     assert decision.error is not None and "write: ENOSPC at x" in decision.error.line()
 
@@ -134,8 +157,12 @@ def test_the_configuration_of_an_older_run_says_continue() -> None:
     assert decode(CheckpointConfig, older) == replace(CheckpointConfig(), on_error="continue")
 
 
-def test_a_failure_that_a_writer_told_before_it_died_is_heard_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies while the last save is waited for: on_error=stop holds, and the step counts as lost to a writer that a restart brings back."""
+def test_a_failure_that_a_writer_told_before_it_died_is_heard_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies while the last save is waited for: on_error=stop holds, and the step counts as lost
+    to a writer that a restart brings back.
+    """
     with training(tmp_path, config("overlapped", on_error="stop")) as (_, strategy):
         client = strategy._client  # type: ignore[attr-defined]
 
@@ -144,6 +171,9 @@ def test_a_failure_that_a_writer_told_before_it_died_is_heard_at_the_end(tmp_pat
             raise WriterGone("the writer is gone")
 
         monkeypatch.setattr(client, "wait_idle", dies)
-        with pytest.raises(StorageError, match=r"step 2 was not saved \(open: ENOSPC at checkpoints\); checkpoint.on_error=stop"):
+        with pytest.raises(
+            StorageError,
+            match=r"step 2 was not saved \(open: ENOSPC at checkpoints\); checkpoint.on_error=stop",
+        ):
             strategy.flush()
         assert strategy._client is None  # type: ignore[attr-defined]

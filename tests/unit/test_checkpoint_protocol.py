@@ -1,4 +1,6 @@
-"""The connection between rank 0 and the writer: whole messages in order, descriptors with theirs, deep paths, no slot granted twice."""
+"""The connection between rank 0 and the writer: whole messages in order, descriptors with theirs,
+deep paths, no slot granted twice.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_the_table_of_parts_survives_the_journey() -> None:
 
 
 def test_a_slot_is_never_granted_twice(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
-    """A save that ends while a new connection is being provided for must not hand out the slot a second time."""
+    """A save that ends while a new connection is being provided for must not hand out the slot a
+    second time.
+    """
     left, right = ends
     store = CheckpointStore(tmp_path / "checkpoints")
     with listen(tmp_path / ".writer") as listener:
@@ -123,20 +127,31 @@ def test_a_buffer_of_an_earlier_connection_serves_the_next_one_up_to_as_many_as_
     tmp_path: Path, ends: tuple[Channel, Channel], number: int, granted: list[int]
 ) -> None:
     left, right = ends
-    store, gone = CheckpointStore(tmp_path / "checkpoints"), SimpleNamespace(tell=lambda message: None)
+    store, gone = (
+        CheckpointStore(tmp_path / "checkpoints"),
+        SimpleNamespace(tell=lambda message: None),
+    )
     gone.log = SimpleNamespace(failed=lambda step, error: None, failure="it")
     with listen(tmp_path / ".writer") as listener:
         writer, client = Writer(RunLayout(tmp_path), store, listener), WriterConnection(left)
         client.nbytes, client.slots = 4096, 1
         writer._current, writer._busy = client, {number: cast("Any", "its memory")}
-        writer._save(cast("Any", gone), number, cast("Any", SimpleNamespace(stamp=SimpleNamespace(global_step=6))), None, "it ended")
+        writer._save(
+            cast("Any", gone),
+            number,
+            cast("Any", SimpleNamespace(stamp=SimpleNamespace(global_step=6))),
+            None,
+            "it ended",
+        )
     assert [message["slot"] for message in right.receive(wait=False) or []] == granted
     for _ in granted:
         os.close(right.take_fd())
     store.close()
 
 
-def test_memory_that_is_of_another_size_is_replaced(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
+def test_memory_that_is_of_another_size_is_replaced(
+    tmp_path: Path, ends: tuple[Channel, Channel]
+) -> None:
     """Larger or smaller: the one who saves maps as many bytes as its state has."""
     left, right = ends
     before = open_files("/memfd:ecrl-slot")
@@ -153,15 +168,28 @@ def test_memory_that_is_of_another_size_is_replaced(tmp_path: Path, ends: tuple[
             received = os.fstat(fd := right.take_fd())
             granted[-1]["file"] = (received.st_size, received.st_ino)
             os.close(fd)
-            assert len({inode for _, _, inode in open_files("/memfd:ecrl-slot") - before}) == 1, "what was replaced is given back"
-    assert [(message["nbytes"], message["file"][0]) for message in granted] == [(8192, 8192), (8192, 8192), (4096, 4096), (8192, 8192)]
+            assert len({inode for _, _, inode in open_files("/memfd:ecrl-slot") - before}) == 1, (
+                "what was replaced is given back"
+            )
+    assert [(message["nbytes"], message["file"][0]) for message in granted] == [
+        (8192, 8192),
+        (8192, 8192),
+        (4096, 4096),
+        (8192, 8192),
+    ]
     assert granted[0]["file"] == granted[1]["file"] != granted[3]["file"]
     store.close()
 
 
-def test_draining_reads_out_connections_that_were_closed_and_refuses_what_they_left(tmp_path: Path, ends: tuple[Channel, Channel]) -> None:
+def test_draining_reads_out_connections_that_were_closed_and_refuses_what_they_left(
+    tmp_path: Path, ends: tuple[Channel, Channel]
+) -> None:
     left, right = ends
-    store, told, asked = CheckpointStore(tmp_path / "checkpoints"), list[str](), list[dict[str, object]]()
+    store, told, asked = (
+        CheckpointStore(tmp_path / "checkpoints"),
+        list[str](),
+        list[dict[str, object]](),
+    )
     with listen(tmp_path / ".writer") as listener:
         writer, client = Writer(RunLayout(tmp_path), store, listener), WriterConnection(left)
         writer._selector.register(left.socket, selectors.EVENT_READ, client)
@@ -171,7 +199,10 @@ def test_draining_reads_out_connections_that_were_closed_and_refuses_what_they_l
         asking = WriterConnection(left)
         asking.tell = lambda message, fd=None: asked.append(message)  # type: ignore[method-assign]
         writer._drain(asking, {"kind": "drain"})
-        assert told == ["parameters.w was changed outside of the optimizer's step while it was copied"] * 2
+        assert (
+            told
+            == ["parameters.w was changed outside of the optimizer's step while it was copied"] * 2
+        )
         assert left.socket not in {key.fileobj for key in writer._selector.get_map().values()}
         client.unconfirmed = [told.append]
         client.resolve_unconfirmed(UNCONFIRMED)

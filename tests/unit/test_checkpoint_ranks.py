@@ -1,4 +1,6 @@
-"""Two ranks: each gets its own generators and line chain back, gathered by one collective and written by rank 0 alone."""
+"""Two ranks: each gets its own generators and line chain back, gathered by one collective and
+written by rank 0 alone.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ STRATEGIES = ("blocking", "overlapped")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory for each strategy, all by one pair of ranks: importing torch takes them longest."""
+    """A run directory for each strategy, all by one pair of ranks: importing torch takes them
+    longest.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     with ExitStack() as writers:
         for strategy in STRATEGIES:
@@ -72,7 +76,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_run_config(layout, config(strategy))
             writers.enter_context(writer_process(layout))
         command = [sys.executable, "-W", "ignore", "-c", RANK, str(folder)]
-        ranks = [subprocess.Popen([*command, str(rank), *STRATEGIES], cwd=Path(__file__).parents[2]) for rank in (0, 1)]
+        ranks = [
+            subprocess.Popen([*command, str(rank), *STRATEGIES], cwd=Path(__file__).parents[2])
+            for rank in (0, 1)
+        ]
         try:
             assert [rank.wait(120) for rank in ranks] == [0, 0]
         finally:
@@ -92,12 +99,23 @@ def test_every_rank_gets_its_own_generators_and_chain_back(saved: Path, strategy
     report = verify_checkpoint(root / "checkpoints" / "step_00000003")
     assert report.manifest is not None and report.manifest.world_size == 2
     assert told[0]["rng"] == told[1]["rng"] == components(report.manifest).rng
-    names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
-    assert names == {f"rng.rank{rank}.{kind}" for rank in (0, 1) for kind in ("python", "numpy", "torch")}
+    names = {
+        name
+        for part in report.manifest.parts.values()
+        for name in part.tensors
+        if name.startswith("rng.")
+    }
+    assert names == {
+        f"rng.rank{rank}.{kind}" for rank in (0, 1) for kind in ("python", "numpy", "torch")
+    }
 
 
-def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp_path: Path) -> None:
-    """With fixed replicas: what a checkpoint holds of them has no name of a rank, and one that was never there gets them too."""
+def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(
+    tmp_path: Path,
+) -> None:
+    """With fixed replicas: what a checkpoint holds of them has no name of a rank, and one that was
+    never there gets them too.
+    """
     run, other = Run(seed=7), Run(seed=55)
     run.train_state.shared_rng = other.train_state.shared_rng = True
     run.train(3)
@@ -108,7 +126,12 @@ def test_generators_that_all_ranks_share_are_kept_once_and_given_to_any_rank(tmp
     path = tmp_path / "checkpoints" / "step_00000003"
     report = verify_checkpoint(path)
     assert report.manifest is not None and report.commit_sha256 is not None
-    names = {name for part in report.manifest.parts.values() for name in part.tensors if name.startswith("rng.")}
+    names = {
+        name
+        for part in report.manifest.parts.values()
+        for name in part.tensors
+        if name.startswith("rng.")
+    }
     assert names == {f"rng.shared.{kind}" for kind in ("python", "numpy", "torch")}
     assert components(report.manifest) == digests
     other.train_state.rank, other.train_state.world_size = 3, 4

@@ -1,4 +1,6 @@
-"""Whatever is opened is closed again, however it ends: each operation on checkpoints, with each of its calls refused in turn."""
+"""Whatever is opened is closed again, however it ends: each operation on checkpoints, with each of
+its calls refused in turn.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ UNSAFE = replace(CONFIG, mode=WriteMode(sync_files=False, atomic=False, sync_dir
 
 
 class RefusesOne(FsWrapper):
-    """The call of that number is refused with EIO; closing is none, and nothing is synced. `open_files` (of the base class) are those that have not
-    been closed."""
+    """The call of that number is refused with EIO; closing is none, and nothing is synced.
+    `open_files` (of the base class) are those that have not been closed.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(PosixFs())
@@ -79,11 +82,17 @@ OPERATIONS: dict[str, Callable[[Path, Fs], object]] = {
     "save in place": lambda root, fs: saving(root, fs, unsafe=True),
     "save a single file in place": lambda root, fs: saving(root, fs, single=True, unsafe=True),
     "claim": lambda root, fs: FencingToken(fs, root / "checkpoints").claim(1),
-    "check a group": lambda root, fs: verify_checkpoint(root / "checkpoints" / "step_00000020", fs=fs),
-    "check a single file": lambda root, fs: verify_checkpoint(root / "checkpoints" / "step_00000025.safetensors", fs=fs),
+    "check a group": lambda root, fs: verify_checkpoint(
+        root / "checkpoints" / "step_00000020", fs=fs
+    ),
+    "check a single file": lambda root, fs: verify_checkpoint(
+        root / "checkpoints" / "step_00000025.safetensors", fs=fs
+    ),
     "load": loading_it,
     "diagnose a group": lambda root, fs: diagnose(root / "checkpoints" / "step_00000010", fs=fs),
-    "diagnose a single file": lambda root, fs: diagnose(root / "checkpoints" / "step_00000025.safetensors", fs=fs),
+    "diagnose a single file": lambda root, fs: diagnose(
+        root / "checkpoints" / "step_00000025.safetensors", fs=fs
+    ),
     "repair": repairing,
     "scrub": lambda root, fs: scrub(root / "checkpoints", fs=fs),
     "read the metadata of a step": reading_metadata,
@@ -92,7 +101,9 @@ OPERATIONS: dict[str, Callable[[Path, Fs], object]] = {
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with checkpoints of steps 10 (a bit of it is flipped), 20, and 25 as a single file."""
+    """A folder with checkpoints of steps 10 (a bit of it is flipped), 20, and 25 as a single
+    file.
+    """
     root = tmp_path_factory.mktemp("history")
     with closing(store_at(root, replace(CONFIG, keep=9))) as store:
         for step in (10, 20):
@@ -103,9 +114,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_file_is_closed_again_whichever_call_is_refused(tmp_path: Path, history: Path, name: str) -> None:
+def test_every_file_is_closed_again_whichever_call_is_refused(
+    tmp_path: Path, history: Path, name: str
+) -> None:
     left_open: dict[int, list[str]] = {}
-    for number in range(1, 400, 6 if name.startswith(("save", "repair", "scrub")) else 1):  # of so many calls one in six
+    # of so many calls one in six
+    for number in range(1, 400, 6 if name.startswith(("save", "repair", "scrub")) else 1):
         root = tmp_path / str(number)
         shutil.copytree(history, root, symlinks=True)
         fs = RefusesOne(number)
@@ -125,7 +139,11 @@ def test_a_small_file_that_holds_nonsense_is_closed_again(tmp_path: Path, place:
     (tmp_path / "checkpoints" / place).write_bytes(b"{")
     fs = RefusesOne(0)
     with suppress(StorageError):
-        scrub(tmp_path / "checkpoints", fs=fs) if place == LATEST else FencingToken(fs, tmp_path / "checkpoints").check(0)
+        (
+            scrub(tmp_path / "checkpoints", fs=fs)
+            if place == LATEST
+            else FencingToken(fs, tmp_path / "checkpoints").check(0)
+        )
     assert fs.open_files == {}
 
 

@@ -1,4 +1,6 @@
-"""The background writer as a process: it finishes what it received, accounts for everything, and serves one attempt after another."""
+"""The background writer as a process: it finishes what it received, accounts for everything, and
+serves one attempt after another.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,29 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from tests.unit.checkpoint_support import writer_process
 
-CONFIG = replace(RunConfig(), checkpoint=CheckpointConfig(strategy="overlapped", max_inflight=2, keep=2))
+CONFIG = replace(
+    RunConfig(), checkpoint=CheckpointConfig(strategy="overlapped", max_inflight=2, keep=2)
+)
 
 
 class Rank:
     """Rank 0 without torch: speaks the protocol, copies synthetic images into slots."""
 
-    def __init__(self, layout: RunLayout, attempt: int = 0, slots: int = 2, plan: ImagePlan | None = None) -> None:
+    def __init__(
+        self, layout: RunLayout, attempt: int = 0, slots: int = 2, plan: ImagePlan | None = None
+    ) -> None:
         self.channel = Channel(connect(layout.writer))
         self.channel.socket.settimeout(180)
         self.plan = plan or synthetic_plan(40_000, 20_000)
         self.memory: dict[int, Memory] = {}
         self.waiting: list[dict[str, Any]] = []
-        message = {"kind": "open", "attempt": attempt, "nbytes": self.plan.nbytes, "slots": slots, "parts": encode_parts(self.plan.parts)}
+        message = {
+            "kind": "open",
+            "attempt": attempt,
+            "nbytes": self.plan.nbytes,
+            "slots": slots,
+            "parts": encode_parts(self.plan.parts),
+        }
         self.channel.send(message)
 
     def expect(self, kind: str) -> dict[str, Any]:
@@ -59,13 +71,23 @@ class Rank:
             self.waiting += received
 
     def submit(self, step: int) -> CheckpointImage:
-        """Fill a granted slot and hand it over; gives the image whose content must come to lie on disk."""
+        """Fill a granted slot and hand it over; gives the image whose content must come to lie on
+        disk.
+        """
         image = synthetic_image(1, step, self.plan, run_id(CONFIG))
         slot = self.expect("grant")["slot"]
         self.memory[slot].view[: len(image.memory)] = image.memory
         parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
         documents = {name: data.decode() for name, data in image.documents.items()}
-        self.channel.send({"kind": "save", "slot": slot, "stamp": encode(image.stamp), "parts": parts, "documents": documents})
+        self.channel.send(
+            {
+                "kind": "save",
+                "slot": slot,
+                "stamp": encode(image.stamp),
+                "parts": parts,
+                "documents": documents,
+            }
+        )
         return image
 
     def drain(self) -> None:
@@ -93,7 +115,10 @@ def writer(layout: RunLayout) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def events(layout: RunLayout, attempt: int = 0) -> list[tuple[str, int]]:
-    return [(line.event, line.global_step) for line in read_journal(layout.attempt(attempt).checkpoints, CheckpointLine).events]
+    return [
+        (line.event, line.global_step)
+        for line in read_journal(layout.attempt(attempt).checkpoints, CheckpointLine).events
+    ]
 
 
 def drained(layout: RunLayout) -> None:
@@ -105,23 +130,45 @@ def drained(layout: RunLayout) -> None:
     channel.close()
 
 
-def test_what_is_submitted_comes_to_lie_on_disk_and_on_record(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_what_is_submitted_comes_to_lie_on_disk_and_on_record(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     rank = Rank(layout)
     images = [rank.submit(step) for step in (10, 20, 30)]
     assert [rank.expect("ended")["global_step"] for _ in images] == [10, 20, 30]
-    assert [e for e in events(layout) if e[0] == "received"] == [("received", 10), ("received", 20), ("received", 30)]
-    assert [e for e in events(layout) if e[0] == "committed"] == [("committed", 10), ("committed", 20), ("committed", 30)]
+    assert [e for e in events(layout) if e[0] == "received"] == [
+        ("received", 10),
+        ("received", 20),
+        ("received", 30),
+    ]
+    assert [e for e in events(layout) if e[0] == "committed"] == [
+        ("committed", 10),
+        ("committed", 20),
+        ("committed", 30),
+    ]
     assert ("retired", 10) in events(layout)
     report = CheckpointStore(layout.checkpoints).newest_valid().report
     assert report is not None and report.manifest is not None and report.global_step == 30
     assert components(report.manifest) == image_components(images[-1])
-    line = next(line for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events if line.event == "committed")
-    assert line.path == "checkpoints/step_00000010" and line.bytes == images[0].nbytes and line.write_s > 0
+    line = next(
+        line
+        for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+        if line.event == "committed"
+    )
+    assert (
+        line.path == "checkpoints/step_00000010"
+        and line.bytes == images[0].nbytes
+        and line.write_s > 0
+    )
     rank.die()
 
 
-def test_it_finishes_what_it_received_after_the_rank_has_died(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
-    """The messages may still lie unread in the socket when the rank dies: what arrived is received."""
+def test_it_finishes_what_it_received_after_the_rank_has_died(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
+    """The messages may still lie unread in the socket when the rank dies: what arrived is
+    received.
+    """
     rank = Rank(layout)
     rank.waiting.append(rank.expect("grant"))
     os.kill(writer.pid, signal.SIGSTOP)
@@ -131,10 +178,16 @@ def test_it_finishes_what_it_received_after_the_rank_has_died(layout: RunLayout,
     drained(layout)
     assert events(layout) == [("received", 10), ("committed", 10)]
     report = CheckpointStore(layout.checkpoints).reconcile(10, 0)
-    assert report is not None and report.manifest is not None and components(report.manifest) == image_components(image)
+    assert (
+        report is not None
+        and report.manifest is not None
+        and components(report.manifest) == image_components(image)
+    )
 
 
-def test_a_rank_that_dies_with_a_slot_in_its_hands_loses_only_that(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_a_rank_that_dies_with_a_slot_in_its_hands_loses_only_that(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     rank = Rank(layout)
     rank.submit(10)
     rank.expect("grant")
@@ -144,11 +197,16 @@ def test_a_rank_that_dies_with_a_slot_in_its_hands_loses_only_that(layout: RunLa
     following.submit(30)
     following.drain()
     assert events(layout) == [("received", 10), ("committed", 10)]
-    assert [e for e in events(layout, 1) if e[0] == "committed"] == [("committed", 20), ("committed", 30)]
+    assert [e for e in events(layout, 1) if e[0] == "committed"] == [
+        ("committed", 20),
+        ("committed", 30),
+    ]
     following.die()
 
 
-def test_memory_is_made_once_and_serves_the_next_attempt(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_memory_is_made_once_and_serves_the_next_attempt(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     first = Rank(layout)
     first.expect("grant"), first.expect("grant")
     before = {os.fstat(memory.fd).st_ino for memory in first.memory.values()}
@@ -164,19 +222,27 @@ def test_memory_is_made_once_and_serves_the_next_attempt(layout: RunLayout, writ
     larger.die()
 
 
-def test_no_more_than_the_slots_are_in_flight(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_no_more_than_the_slots_are_in_flight(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     """Backpressure: the next grant comes only when a save has ended."""
     rank = Rank(layout, slots=1)
     for step in (10, 20, 30):
         rank.submit(step)
     rank.drain()
     ends = events(layout)
-    assert [e for e in ends if e[0] in ("received", "committed")] == [(w, s) for s in (10, 20, 30) for w in ("received", "committed")]
+    assert [e for e in ends if e[0] in ("received", "committed")] == [
+        (w, s) for s in (10, 20, 30) for w in ("received", "committed")
+    ]
     rank.die()
 
 
-def test_a_slot_is_granted_again_only_when_its_end_was_told(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
-    """Who takes a slot counts what is in flight: the save that had it before must not be among them."""
+def test_a_slot_is_granted_again_only_when_its_end_was_told(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
+    """Who takes a slot counts what is in flight: the save that had it before must not be among
+    them.
+    """
     rank = Rank(layout, slots=1)
     rank.submit(10)
     rank.drain()
@@ -184,7 +250,9 @@ def test_a_slot_is_granted_again_only_when_its_end_was_told(layout: RunLayout, w
     rank.die()
 
 
-def test_a_failed_write_is_on_record_with_its_errno_and_the_next_one_works(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_a_failed_write_is_on_record_with_its_errno_and_the_next_one_works(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     rank = Rank(layout)
     rank.submit(10)
     rank.drain()
@@ -195,14 +263,24 @@ def test_a_failed_write_is_on_record_with_its_errno_and_the_next_one_works(layou
     layout.checkpoints.with_name("away").rename(layout.checkpoints)
     rank.submit(30)
     rank.drain()
-    assert [e for e in events(layout) if e[0] in ("committed", "failed")] == [("committed", 10), ("failed", 20), ("committed", 30)]
-    failed = next(line for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events if line.event == "failed")
+    assert [e for e in events(layout) if e[0] in ("committed", "failed")] == [
+        ("committed", 10),
+        ("failed", 20),
+        ("committed", 30),
+    ]
+    failed = next(
+        line
+        for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+        if line.event == "failed"
+    )
     assert failed.reason is not None and "ENOENT" in failed.reason
     assert not block.exists()
     rank.die()
 
 
-def test_a_rank_of_an_older_attempt_is_told_that_it_is_fenced(layout: RunLayout, writer: subprocess.Popen[bytes]) -> None:
+def test_a_rank_of_an_older_attempt_is_told_that_it_is_fenced(
+    layout: RunLayout, writer: subprocess.Popen[bytes]
+) -> None:
     store = CheckpointStore(layout.checkpoints)
     store.claim(5)
     rank = Rank(layout, attempt=4)
@@ -216,16 +294,20 @@ def test_a_rank_of_an_older_attempt_is_told_that_it_is_fenced(layout: RunLayout,
 
 def test_it_dies_with_the_one_who_started_it(layout: RunLayout, tmp_path: Path) -> None:
     code = (
-        "import sys, os, signal; from pathlib import Path; from ecrl_cli.records.layout import RunLayout\n"
-        "from tests.unit.checkpoint_support import writer_process\n"
-        "from tests.unit.test_checkpoint_server import Rank\n"
-        f"layout = RunLayout(Path({str(tmp_path)!r}))\n"
-        "with writer_process(layout) as process:\n"
-        "    Rank(layout).expect('grant')\n"
-        "    print(process.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import sys, os, signal; from pathlib import Path; from ecrl_cli.records.layout import"
+        " RunLayout\nfrom tests.unit.checkpoint_support import writer_process\nfrom"
+        " tests.unit.test_checkpoint_server import Rank\nlayout ="
+        f" RunLayout(Path({str(tmp_path)!r}))\nwith writer_process(layout) as process:\n   "
+        " Rank(layout).expect('grant')\n    print(process.pid, flush=True)\n   "
+        " os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     try:
         descriptor = os.pidfd_open(int(done.stdout))
@@ -258,7 +340,9 @@ writer_main.main(sys.argv[1:])
 """
 
 
-def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit(layout: RunLayout) -> None:
+def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit(
+    layout: RunLayout,
+) -> None:
     layout.logs.mkdir()
     with listen(layout.writer) as listener:
         command = [sys.executable, "-c", FULL_DISK, str(layout.root), str(listener.fileno())]
@@ -271,7 +355,9 @@ def test_it_finishes_what_it_received_before_it_dies_of_a_line_that_does_not_fit
     assert events(layout) == [("received", 10), ("committed", 10)]
 
 
-def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(
+    tmp_path: Path,
+) -> None:
     code = (
         "import threading\n"
         "from ecrl_cli.checkpoint.writer import server\n"
@@ -281,5 +367,7 @@ def test_a_defect_in_a_thread_ends_the_process_so_that_nobody_waits_for_ever(tmp
         "thread.join()\n"
         "threading.Event().wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180
+    )
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -1,4 +1,6 @@
-"""The store: order of the calls, idempotence, conflicts, fencing, retention, what a refused write leaves behind."""
+"""The store: order of the calls, idempotence, conflicts, fencing, retention, what a refused write
+leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def recorded(tmp_path: Path, mode: WriteMode, *, single: bool = False) -> list[C
 
 
 def index(calls: list[Call], name: str, file: str) -> int:
-    return next(i for i, call in enumerate(calls) if call.name == name and file in (call.path.name, Path(call.target).name))
+    return next(
+        i
+        for i, call in enumerate(calls)
+        if call.name == name and file in (call.path.name, Path(call.target).name)
+    )
 
 
 def test_a_group_is_synced_inside_out_and_the_commit_is_written_last(tmp_path: Path) -> None:
@@ -56,14 +62,26 @@ def test_a_group_is_synced_inside_out_and_the_commit_is_written_last(tmp_path: P
     created = [call.path.name for call in calls if call.name == "create"]
     assert created[-2:] == [MANIFEST, COMMIT]
     for name in created:
-        assert index(calls, "create", name) < index(calls, "fsync", name) < index(calls, "fsyncdir", stage.name)
+        assert (
+            index(calls, "create", name)
+            < index(calls, "fsync", name)
+            < index(calls, "fsyncdir", stage.name)
+        )
     assert [call.name for call in calls[-3:]] == ["fsyncdir", "rename", "fsyncdir"]
-    assert calls[-2].target == str(tmp_path / "checkpoints" / "step_00000020") and calls[-1].path == tmp_path / "checkpoints"
+    assert (
+        calls[-2].target == str(tmp_path / "checkpoints" / "step_00000020")
+        and calls[-1].path == tmp_path / "checkpoints"
+    )
 
 
-def test_a_single_file_is_named_before_its_sidecar_and_both_are_synced_before_that(tmp_path: Path) -> None:
+def test_a_single_file_is_named_before_its_sidecar_and_both_are_synced_before_that(
+    tmp_path: Path,
+) -> None:
     calls = recorded(tmp_path, WriteMode(), single=True)
-    data, sidecar = index(calls, "rename", "step_00000020.safetensors"), index(calls, "rename", "step_00000020.json")
+    data, sidecar = (
+        index(calls, "rename", "step_00000020.safetensors"),
+        index(calls, "rename", "step_00000020.json"),
+    )
     assert data < sidecar and len([call for call in calls[:data] if call.name == "fsync"]) == 2
     assert calls[-1].name == "fsyncdir"
 
@@ -80,7 +98,10 @@ def test_a_write_mode_leaves_out_exactly_what_it_says(tmp_path: Path) -> None:
 def test_the_new_folder_is_made_durable_in_its_parent(tmp_path: Path) -> None:
     fs = RecordingFs()
     store_at(tmp_path, fs=fs).close()
-    assert [(call.name, call.path.name) for call in fs.calls[:2]] == [("mkdir", "checkpoints"), ("fsyncdir", tmp_path.name)]
+    assert [(call.name, call.path.name) for call in fs.calls[:2]] == [
+        ("mkdir", "checkpoints"),
+        ("fsyncdir", tmp_path.name),
+    ]
 
 
 def test_commits_are_chained_to_the_one_before(tmp_path: Path) -> None:
@@ -88,7 +109,9 @@ def test_commits_are_chained_to_the_one_before(tmp_path: Path) -> None:
     first = commit(store, 10)
     second = commit(store, 20)
     assert read_commit((first.path / COMMIT).read_bytes()).prev_commit_sha256 is None
-    assert read_commit((second.path / COMMIT).read_bytes()).prev_commit_sha256 == first.commit_sha256
+    assert (
+        read_commit((second.path / COMMIT).read_bytes()).prev_commit_sha256 == first.commit_sha256
+    )
 
 
 def test_the_same_state_again_is_no_error_and_changes_nothing(tmp_path: Path, single: bool) -> None:
@@ -101,14 +124,20 @@ def test_the_same_state_again_is_no_error_and_changes_nothing(tmp_path: Path, si
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_whatever_the_digest_what_was_saved_passes(tmp_path: Path, single: bool, digest: str) -> None:
+def test_whatever_the_digest_what_was_saved_passes(
+    tmp_path: Path, single: bool, digest: str
+) -> None:
     store = store_at(tmp_path, replace(CONFIG, digest=digest))
     report = store.verify(commit(store, 20, single=single).path)
     assert report.ok and report.manifest is not None and report.manifest.digest == digest
 
 
-@pytest.mark.parametrize("mode", [WriteMode(), WriteMode(False, False, False)], ids=["atomic", "unsafe"])
-def test_another_state_under_the_same_name_is_a_conflict(tmp_path: Path, single: bool, mode: WriteMode) -> None:
+@pytest.mark.parametrize(
+    "mode", [WriteMode(), WriteMode(False, False, False)], ids=["atomic", "unsafe"]
+)
+def test_another_state_under_the_same_name_is_a_conflict(
+    tmp_path: Path, single: bool, mode: WriteMode
+) -> None:
     store = store_at(tmp_path, replace(CONFIG, mode=mode))
     saved = commit(store, 20, single=single)
     with pytest.raises(CheckpointConflict, match="holds another state"):
@@ -118,7 +147,9 @@ def test_another_state_under_the_same_name_is_a_conflict(tmp_path: Path, single:
     assert not leftovers(store)
 
 
-def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(tmp_path: Path, single: bool) -> None:
+def test_a_damaged_checkpoint_in_the_way_is_set_aside_not_overwritten(
+    tmp_path: Path, single: bool
+) -> None:
     store = store_at(tmp_path)
     saved = commit(store, 20, single=single)
     flip(saved.path if single else saved.path / MODEL, 5000)
@@ -142,7 +173,10 @@ def test_what_is_no_folder_in_the_way_is_set_aside(tmp_path: Path, there: str) -
     path = store.root / "step_00000020"
     path.symlink_to(tmp_path) if there == "a link" else path.write_bytes(b"x")
     assert commit(store, 20).path == path and path.is_dir() and not path.is_symlink()
-    assert len(with_prefix(store, ".rejected_step_00000020")) == 1 and store.newest_valid().rejected == ()
+    assert (
+        len(with_prefix(store, ".rejected_step_00000020")) == 1
+        and store.newest_valid().rejected == ()
+    )
 
 
 def test_the_predecessor_of_a_checkpoint_is_the_newest_older_one(tmp_path: Path) -> None:
@@ -151,7 +185,12 @@ def test_the_predecessor_of_a_checkpoint_is_the_newest_older_one(tmp_path: Path)
         saved = {step: store.save(image(step), 0) for step in (20, 10, 30, 25)}
     commits = {step: read_commit((each.path / COMMIT).read_bytes()) for step, each in saved.items()}
     own = {step: record.self_sha256 for step, record in commits.items()}
-    assert {step: record.prev_commit_sha256 for step, record in commits.items()} == {20: None, 10: None, 30: own[20], 25: own[20]}
+    assert {step: record.prev_commit_sha256 for step, record in commits.items()} == {
+        20: None,
+        10: None,
+        30: own[20],
+        25: own[20],
+    }
 
 
 def test_what_replaces_a_damaged_checkpoint_follows_the_one_before_it(tmp_path: Path) -> None:
@@ -160,7 +199,9 @@ def test_what_replaces_a_damaged_checkpoint_follows_the_one_before_it(tmp_path: 
     before = commit(store, 10)
     flip(commit(store, 20).path / MODEL, 5000)
     saved = store.save(image(20, seed=2), 0)
-    assert read_commit((saved.path / COMMIT).read_bytes()).prev_commit_sha256 == before.commit_sha256
+    assert (
+        read_commit((saved.path / COMMIT).read_bytes()).prev_commit_sha256 == before.commit_sha256
+    )
 
 
 def test_an_older_attempt_is_fenced_before_and_during_its_save(tmp_path: Path) -> None:
@@ -198,7 +239,9 @@ def test_a_fenced_writer_whose_stage_still_stands_does_not_rename_it(tmp_path: P
     assert not [call for call in fs.calls if call.name == "rename" and "step_" in call.target]
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"attempt":"x"}', b"\xff" * 10, b"{" * 900])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"attempt":"x"}', b"\xff" * 10, b"{" * 900]
+)
 def test_a_damaged_lease_is_an_error_with_the_way_out(tmp_path: Path, content: bytes) -> None:
     store = store_at(tmp_path)
     (store.root / ".attempt").write_bytes(content)
@@ -219,7 +262,8 @@ def test_retention_keeps_the_newest_and_clears_the_rest(tmp_path: Path, single: 
     for step in range(10, 70, 10):
         commit(store, step, single=single)
     assert names(store) == ["step_00000060", "step_00000050", "step_00000040"]
-    assert len(with_prefix(store, "")) == (6 if single else 3) + 3  # and the lease, latest.json, latest_ok
+    # and the lease, latest.json, latest_ok
+    assert len(with_prefix(store, "")) == (6 if single else 3) + 3
 
 
 def test_retention_never_goes_below_two(tmp_path: Path) -> None:
@@ -229,7 +273,9 @@ def test_retention_never_goes_below_two(tmp_path: Path) -> None:
     assert names(store) == ["step_00000030", "step_00000020"]
 
 
-def test_retention_keeps_the_last_valid_one_when_the_newer_are_corrupt(tmp_path: Path, single: bool) -> None:
+def test_retention_keeps_the_last_valid_one_when_the_newer_are_corrupt(
+    tmp_path: Path, single: bool
+) -> None:
     first = store_at(tmp_path, replace(CONFIG, keep=10))
     paths = {step: commit(first, step, single=single).path for step in (10, 20, 30, 40)}
     first.close()
@@ -252,7 +298,9 @@ def test_retention_sees_that_what_it_wrote_itself_was_cut_off_since(tmp_path: Pa
     assert "step_00000010" in names(store)
 
 
-def test_retention_does_not_count_what_was_put_in_the_place_of_what_it_wrote(tmp_path: Path) -> None:
+def test_retention_does_not_count_what_was_put_in_the_place_of_what_it_wrote(
+    tmp_path: Path,
+) -> None:
     """Another commit under the same name, with its records in order and its tensors damaged."""
     (tmp_path / "other").mkdir()
     store, other = store_at(tmp_path), store_at(tmp_path / "other")
@@ -266,7 +314,9 @@ def test_retention_does_not_count_what_was_put_in_the_place_of_what_it_wrote(tmp
     assert "step_00000010" in names(store)
 
 
-def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_told(tmp_path: Path) -> None:
+def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_told(
+    tmp_path: Path,
+) -> None:
     store = store_at(tmp_path, replace(CONFIG, keep=9))
     paths = {step: commit(store, step).path for step in (10, 20, 30, 40)}
     flip(paths[40] / COMMIT, 20)
@@ -275,21 +325,30 @@ def test_the_newest_valid_one_is_chosen_by_step_not_by_time_and_each_refusal_is_
         os.utime(paths[step], (rank, rank))
     choice = store.newest_valid()
     assert choice.report is not None and choice.report.global_step == 20
-    assert [(r.path, r.layer) for r in choice.rejected] == [("checkpoints/step_00000040", "commit"), ("checkpoints/step_00000030", "hash")]
+    assert [(r.path, r.layer) for r in choice.rejected] == [
+        ("checkpoints/step_00000040", "commit"),
+        ("checkpoints/step_00000030", "hash"),
+    ]
     for rejected in choice.rejected:
         store.quarantine(tmp_path / rejected.path)
     assert names(store) == ["step_00000020", "step_00000010"]
     assert len(with_prefix(store, ".rejected_")) == 2
 
 
-def test_a_checkpoint_whose_name_was_late_is_chosen_and_not_among_the_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_name_was_late_is_chosen_and_not_among_the_refused(
+    tmp_path: Path,
+) -> None:
     """As a network file system answers: not there at the first look, there at the second."""
     store = store_at(tmp_path)
     commit(store, 10)
     late = [commit(store, 20).path]
 
     def look(path: Path) -> IntegrityReport:
-        return IntegrityReport(late.pop(), False, "file", f"ENOENT at {path.name}") if path in late else store.verify(path)
+        return (
+            IntegrityReport(late.pop(), False, "file", f"ENOENT at {path.name}")
+            if path in late
+            else store.verify(path)
+        )
 
     choice = newest_valid(store.fs, store.root, look)
     assert choice.report is not None and (choice.report.global_step, choice.rejected) == (20, ())
@@ -365,7 +424,9 @@ class Failing(PosixFs):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_whichever_call_is_refused_the_error_names_it_and_the_previous_checkpoint_stands(tmp_path: Path, single: bool, number: int) -> None:
+def test_whichever_call_is_refused_the_error_names_it_and_the_previous_checkpoint_stands(
+    tmp_path: Path, single: bool, number: int
+) -> None:
     refused = 0
     for nth in range(1, 100):
         root = tmp_path / str(nth)
@@ -384,7 +445,8 @@ def test_whichever_call_is_refused_the_error_names_it_and_the_previous_checkpoin
             break
         assert not leftovers(healthy)
         choice = healthy.newest_valid()
-        # a refusal after the rename leaves a whole checkpoint that was not acknowledged: legal, and it may be found
+        # a refusal after the rename leaves a whole checkpoint that was not acknowledged: legal, and
+        # it may be found
         assert choice.report is not None and choice.report.global_step in (10, 20)
         saved = commit(healthy, 20, single=single)
         report = healthy.newest_valid().report
@@ -415,12 +477,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     require("root", "private mounts")
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True, check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=True,
+    )
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_fails_the_save_and_gives_the_space_back(small_disk: Path, single: bool) -> None:
+def test_a_full_disk_fails_the_save_and_gives_the_space_back(
+    small_disk: Path, single: bool
+) -> None:
     store = store_at(small_disk, replace(CONFIG, keep=9))
     step = 0
     with pytest.raises(StorageError, match="ENOSPC"):
@@ -442,17 +510,29 @@ def test_what_is_retired_loses_its_commit_first(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         fs.calls.clear()
         commit(store, step)
-    gone = [call for call in fs.calls if call.name == "unlink" and ".trash_" in str(call.path.parent)]
+    gone = [
+        call for call in fs.calls if call.name == "unlink" and ".trash_" in str(call.path.parent)
+    ]
     assert gone[0].path.name == COMMIT and len(gone) == 6
-    moved = next(i for i, call in enumerate(fs.calls) if call.name == "rename" and "step_00000010" in call.path.name)
+    moved = next(
+        i
+        for i, call in enumerate(fs.calls)
+        if call.name == "rename" and "step_00000010" in call.path.name
+    )
     assert moved < fs.calls.index(gone[0])
-    acknowledged = next(i for i, call in enumerate(fs.calls) if call.name == "fsyncdir" and call.path == store.root)
+    acknowledged = next(
+        i for i, call in enumerate(fs.calls) if call.name == "fsyncdir" and call.path == store.root
+    )
     assert acknowledged < moved
 
 
 @pytest.mark.parametrize("synced", [True, False])
-def test_what_changes_a_name_is_durable_when_it_returns_where_the_mode_says_so(tmp_path: Path, single: bool, synced: bool) -> None:
-    """What was put aside stays aside, and where the pointers point they point, whenever the power fails."""
+def test_what_changes_a_name_is_durable_when_it_returns_where_the_mode_says_so(
+    tmp_path: Path, single: bool, synced: bool
+) -> None:
+    """What was put aside stays aside, and where the pointers point they point, whenever the power
+    fails.
+    """
     fs = RecordingFs()
     store = store_at(tmp_path, replace(CONFIG, mode=WriteMode(sync_directories=synced)), fs)
     path = commit(store, 20, single=single).path
@@ -476,11 +556,15 @@ class _UnreadableFs(PosixFs):
 
     def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
         if self.broken and self._path(fd).name != ".attempt":
-            raise StorageError.of("read", self._path(fd), OSError(errno.EIO, os.strerror(errno.EIO)))
+            raise StorageError.of(
+                "read", self._path(fd), OSError(errno.EIO, os.strerror(errno.EIO))
+            )
         return super().read_at(fd, buffer, offset)
 
 
-def test_an_acknowledged_checkpoint_that_cannot_be_read_is_neither_moved_nor_replaced(tmp_path: Path, single: bool) -> None:
+def test_an_acknowledged_checkpoint_that_cannot_be_read_is_neither_moved_nor_replaced(
+    tmp_path: Path, single: bool
+) -> None:
     fs = _UnreadableFs()
     store = store_at(tmp_path, CONFIG, fs)
     commit(store, 20, single=single)

@@ -23,7 +23,13 @@ from tests.unit.checkpoint_support import image, store_at
 
 # Seconds that pass at a point of the protocol.
 WRITING = {"before_stage": 1.0, "half_part": 2.0, "after_part": 4.0}
-COMMITTING = {"half_manifest": 64.0, "half_commit": 128.0, "before_rename": 256.0, "after_rename": 512.0, "after_root_sync": 1024.0}
+COMMITTING = {
+    "half_manifest": 64.0,
+    "half_commit": 128.0,
+    "before_rename": 256.0,
+    "after_rename": 512.0,
+    "after_root_sync": 1024.0,
+}
 SEARCHING, HASHING = 8192.0, 16.0  # for the predecessor, for the hashes
 
 
@@ -69,29 +75,41 @@ def log_of(root: Path) -> CheckpointLog:
 
 
 @pytest.mark.parametrize(("single", "files"), [(False, 4), (True, 1)], ids=["group", "single"])
-def test_each_second_of_a_save_is_in_one_of_its_three_parts(tmp_path: Path, pass_: Callable[[float], None], single: bool, files: int) -> None:
+def test_each_second_of_a_save_is_in_one_of_its_three_parts(
+    tmp_path: Path, pass_: Callable[[float], None], single: bool, files: int
+) -> None:
     log = log_of(tmp_path)
     with closing(slow(store_at(tmp_path), pass_)) as store:
         began = clock.monotonic()
         assert save_and_record(store, image(6, single=single), 0, log)
         took = clock.monotonic() - began
     write_s = 1.0 + files * (2.0 + 4.0)
-    commit_s = SEARCHING + sum(COMMITTING.values()) - (64.0 if single else 0.0)  # a single file has no manifest of its own
+    # a single file has no manifest of its own
+    commit_s = SEARCHING + sum(COMMITTING.values()) - (64.0 if single else 0.0)
     assert logged(RunLayout(tmp_path)) == [("committed", write_s, HASHING, commit_s)]
     assert write_s + HASHING + commit_s == took
     assert log.last_save == SaveTimes(write_s, HASHING, commit_s)
 
 
-def test_a_save_of_what_is_there_already_wrote_nothing(tmp_path: Path, pass_: Callable[[float], None]) -> None:
+def test_a_save_of_what_is_there_already_wrote_nothing(
+    tmp_path: Path, pass_: Callable[[float], None]
+) -> None:
     with closing(slow(store_at(tmp_path), pass_)) as store:
         store.save(image(6), 0)
         again = store.save(image(6), 0)
     assert (again.write_s, again.hash_s, again.commit_s) == (0.0, 0.0, SEARCHING + HASHING)
 
 
-@pytest.mark.parametrize("error", [StorageError.of("write", "it", OSError(errno.EIO, "no")), ValueError("a defect")], ids=["storage", "defect"])
+@pytest.mark.parametrize(
+    "error",
+    [StorageError.of("write", "it", OSError(errno.EIO, "no")), ValueError("a defect")],
+    ids=["storage", "defect"],
+)
 def test_a_save_that_fails_has_written_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_: Callable[[float], None], error: Exception
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pass_: Callable[[float], None],
+    error: Exception,
 ) -> None:
     def refused(*given: object) -> Any:
         pass_(7.0)
@@ -101,4 +119,6 @@ def test_a_save_that_fails_has_written_all_the_time(
     with closing(store_at(tmp_path)) as store:
         monkeypatch.setattr(store, "save", refused)
         assert not save_and_record(store, image(6), 0, log)
-    assert logged(RunLayout(tmp_path)) == [("failed", 7.0, 0.0, 0.0)] and log.last_save == SaveTimes(7.0)
+    assert logged(RunLayout(tmp_path)) == [
+        ("failed", 7.0, 0.0, 0.0)
+    ] and log.last_save == SaveTimes(7.0)

@@ -1,4 +1,6 @@
-"""TrainState and the strategies in one process: what is captured is a copy, and what is restored is bit for bit what was captured."""
+"""TrainState and the strategies in one process: what is captured is a copy, and what is restored is
+bit for bit what was captured.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(nn.Module):
-    """Batch normalisation (buffers), dropout (generators), a tied weight, a buffer that is not persistent, a bfloat16 and an empty one."""
+    """Batch normalisation (buffers), dropout (generators), a tied weight, a buffer that is not
+    persistent, a bfloat16 and an empty one.
+    """
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -67,14 +71,25 @@ class Net(nn.Module):
 class Run:
     """A training in one process, with everything a TrainState holds."""
 
-    def __init__(self, kind: str = "adamw", width: int = 8, seed: int = 7, digest: str = "blake3") -> None:
+    def __init__(
+        self, kind: str = "adamw", width: int = 8, seed: int = 7, digest: str = "blake3"
+    ) -> None:
         torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
         self.model = Net(width)
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         self.sampler = ResumableGlobalBatchSampler(64, 8, 1337)
-        self.train_state = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.sampler, 0, 1, digest=digest)
+        self.train_state = TrainState(
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            self.scaler,
+            self.sampler,
+            0,
+            1,
+            digest=digest,
+        )
         self.global_step = 0
 
     def train(self, steps: int) -> list[float]:
@@ -96,11 +111,21 @@ class Run:
         return (self.model(torch.randn(8, 1, 6, 6)) * noise).square().mean()
 
     def progress(self, chain: str = "c" * 64) -> TrainPosition:
-        return TrainPosition(self.global_step, self.sampler.epoch, self.sampler.cursor_step, 1337, chain)
+        return TrainPosition(
+            self.global_step, self.sampler.epoch, self.sampler.cursor_step, 1337, chain
+        )
 
 
-def config(strategy: str = "blocking", layout: str = "group", format: str = "safetensors", **checkpoint: Any) -> RunConfig:
-    return replace(RunConfig(), checkpoint=CheckpointConfig(strategy=strategy, layout=layout, format=format, **checkpoint))
+def config(
+    strategy: str = "blocking",
+    layout: str = "group",
+    format: str = "safetensors",
+    **checkpoint: Any,
+) -> RunConfig:
+    return replace(
+        RunConfig(),
+        checkpoint=CheckpointConfig(strategy=strategy, layout=layout, format=format, **checkpoint),
+    )
 
 
 def strategy_of(run: Run, root: Path, settings: RunConfig, attempt: int = 0) -> Strategy:
@@ -136,7 +161,9 @@ def newest(root: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_training_goes_on_bit_for_bit_from_a_checkpoint(tmp_path: Path, settings: RunConfig, kind: str) -> None:
+def test_training_goes_on_bit_for_bit_from_a_checkpoint(
+    tmp_path: Path, settings: RunConfig, kind: str
+) -> None:
     run = Run(kind)
     run.train(5)
     strategy = strategy_of(run, tmp_path, settings)
@@ -172,8 +199,12 @@ def test_a_state_that_has_grown_since_the_last_checkpoint_is_saved_whole(tmp_pat
     assert resumed.train_state.digests() == run.train_state.digests()
 
 
-def test_the_manifest_has_the_digests_of_the_moment_of_capture(tmp_path: Path, settings: RunConfig) -> None:
-    """state_dict aliases live tensors, AdamW's step on the CPU included: what is written must not be what training made of it since."""
+def test_the_manifest_has_the_digests_of_the_moment_of_capture(
+    tmp_path: Path, settings: RunConfig
+) -> None:
+    """state_dict aliases live tensors, AdamW's step on the CPU included: what is written must not
+    be what training made of it since.
+    """
     run = Run("adamw")
     run.train(3)
     strategy = strategy_of(run, tmp_path, settings)
@@ -195,7 +226,9 @@ def test_the_manifest_has_the_digests_of_the_moment_of_capture(tmp_path: Path, s
     assert loaded.tensors["optimizer.first.weight.step"].item() == step_before == 3
 
 
-def test_every_line_is_written_in_order_and_accounts_for_the_time(tmp_path: Path, settings: RunConfig) -> None:
+def test_every_line_is_written_in_order_and_accounts_for_the_time(
+    tmp_path: Path, settings: RunConfig
+) -> None:
     run = Run()
     run.train(2)
     strategy = strategy_of(run, tmp_path, settings)
@@ -213,9 +246,16 @@ def test_every_line_is_written_in_order_and_accounts_for_the_time(tmp_path: Path
         assert named["received"].at <= named["committed"].at
         assert named["released"].stall_s >= named["submitted"].snapshot_s > 0
         parts, end = named["released"].stall_parts, named["committed"]
-        assert math.fsum(parts.values()) == pytest.approx(named["released"].stall_s, abs=1e-6) and parts["snapshot"] == named["submitted"].snapshot_s
+        assert (
+            math.fsum(parts.values()) == pytest.approx(named["released"].stall_s, abs=1e-6)
+            and parts["snapshot"] == named["submitted"].snapshot_s
+        )
         if settings.checkpoint.strategy == "blocking":
-            assert (parts["write"], parts["hash"], parts["commit"]) == (end.write_s, end.hash_s, end.commit_s) and parts["settle"] > 0
+            assert (parts["write"], parts["hash"], parts["commit"]) == (
+                end.write_s,
+                end.hash_s,
+                end.commit_s,
+            ) and parts["settle"] > 0
             assert parts.keys() == {"snapshot", "write", "hash", "commit", "settle", "barrier"}
         else:
             assert parts.keys() == {"snapshot", "backpressure", "enqueue", "barrier"}
@@ -226,10 +266,19 @@ def test_every_line_is_written_in_order_and_accounts_for_the_time(tmp_path: Path
     assert {"compute", "sync", "snapshot"} <= {span.category for span in spans}
 
 
-@pytest.mark.parametrize(("layout", "format", "suffix"), [("single", "safetensors", ".safetensors"), ("group", "torch", ".pt")])
-def test_the_other_layouts_restore_the_same(tmp_path: Path, settings: RunConfig, layout: str, format: str, suffix: str) -> None:
-    digest = "sha256" if settings.checkpoint.strategy == "blocking" else "blake3"  # of which the writer has begun
-    settings = replace(settings, checkpoint=replace(settings.checkpoint, layout=layout, format=format, digest=digest))
+@pytest.mark.parametrize(
+    ("layout", "format", "suffix"),
+    [("single", "safetensors", ".safetensors"), ("group", "torch", ".pt")],
+)
+def test_the_other_layouts_restore_the_same(
+    tmp_path: Path, settings: RunConfig, layout: str, format: str, suffix: str
+) -> None:
+    # of which the writer has begun
+    digest = "sha256" if settings.checkpoint.strategy == "blocking" else "blake3"
+    settings = replace(
+        settings,
+        checkpoint=replace(settings.checkpoint, layout=layout, format=format, digest=digest),
+    )
     run = Run(digest=digest)
     run.train(3)
     strategy = strategy_of(run, tmp_path, settings)
@@ -262,12 +311,21 @@ def test_others_can_read_the_parts(tmp_path: Path) -> None:
     tensors = load_file(path / MODEL)
     assert torch.equal(tensors["parameters.first.weight"], run.model.first.weight)
     assert set(tensors) == {f"parameters.{n}" for n, _ in run.model.named_parameters()} | {
-        f"buffers.{n}" for n in ("bfloat", "nothing", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+        f"buffers.{n}"
+        for n in (
+            "bfloat",
+            "nothing",
+            "norm.running_mean",
+            "norm.running_var",
+            "norm.num_batches_tracked",
+        )
     }
     assert json.loads((path / TRAIN).read_bytes())["line_chain"] == ["c" * 64]
 
 
-def test_the_slot_is_planned_again_when_the_optimizer_gets_its_state(tmp_path: Path, settings: RunConfig) -> None:
+def test_the_slot_is_planned_again_when_the_optimizer_gets_its_state(
+    tmp_path: Path, settings: RunConfig
+) -> None:
     run = Run("sgd")
     strategy = strategy_of(run, tmp_path, settings)
     strategy.save(run.progress())
@@ -277,7 +335,10 @@ def test_the_slot_is_planned_again_when_the_optimizer_gets_its_state(tmp_path: P
     strategy.flush()
     strategy.close()
     path, commit = newest(tmp_path)
-    assert path.name == "step_00000002" and components(load_checkpoint(path, commit).manifest) == digests
+    assert (
+        path.name == "step_00000002"
+        and components(load_checkpoint(path, commit).manifest) == digests
+    )
 
 
 def test_a_state_that_was_replaced_not_changed_in_place_is_captured(tmp_path: Path) -> None:
@@ -356,7 +417,11 @@ def test_without_a_writer_saves_fail_on_record_and_training_goes_on(tmp_path: Pa
         strategy.save(run.progress())
         strategy.flush()
     strategy.close()
-    ends = [(line.event, line.global_step) for line in lines(tmp_path) if line.event in ("committed", "failed")]
+    ends = [
+        (line.event, line.global_step)
+        for line in lines(tmp_path)
+        if line.event in ("committed", "failed")
+    ]
     assert ends[0] == ("failed", 1) and ends[1] == ("committed", 2) and ends[-1] == ("committed", 4)
     submitted = [line.global_step for line in lines(tmp_path) if line.event == "submitted"]
     assert submitted == [1, 2, 3, 4]
@@ -373,14 +438,23 @@ def test_a_refused_write_fails_the_checkpoint_not_the_training(tmp_path: Path) -
     run.train(1)
     strategy.save(run.progress())
     strategy.close()
-    ends = [(line.event, line.global_step, "ENOENT" in (line.reason or "")) for line in lines(tmp_path) if line.event in ("committed", "failed")]
+    ends = [
+        (line.event, line.global_step, "ENOENT" in (line.reason or ""))
+        for line in lines(tmp_path)
+        if line.event in ("committed", "failed")
+    ]
     assert ends == [("failed", 1, True), ("committed", 2, False)]
 
 
 def test_the_write_mode_of_the_configuration_is_used(tmp_path: Path) -> None:
     run = Run()
     run.train(1)
-    settings = replace(config(), write_mode=WriteModeConfig("unsafe", sync_files=False, atomic=False, sync_directories=False))
+    settings = replace(
+        config(),
+        write_mode=WriteModeConfig(
+            "unsafe", sync_files=False, atomic=False, sync_directories=False
+        ),
+    )
     strategy = strategy_of(run, tmp_path, settings)
     strategy.save(run.progress())
     strategy.close()
@@ -398,7 +472,9 @@ def test_none_does_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_what_lies_with_its_parameter_is_no_tensor_of_the_host(kind: str) -> None:
-    """`host_keys` are those that stay in host memory while their parameter is on a device, as AdamW's step count on a GPU: on a CPU none."""
+    """`host_keys` are those that stay in host memory while their parameter is on a device, as
+    AdamW's step count on a GPU: on a CPU none.
+    """
     run = Run(kind)
     run.train(1)
     assert run.train_state._optimizer_document()["host_keys"] == []

@@ -1,4 +1,6 @@
-"""What goes wrong beside the commit itself: a full disk, a refused sync, a lost writer. Nobody waits for ever, and nothing false is claimed."""
+"""What goes wrong beside the commit itself: a full disk, a refused sync, a lost writer. Nobody
+waits for ever, and nothing false is claimed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from typing import Any, cast
 import pytest
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LEASE, MODEL, STEP_METADATA, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    LATEST,
+    LEASE,
+    MODEL,
+    STEP_METADATA,
+    TRASH_PREFIX,
+)
 from ecrl_cli.checkpoint.store.atomic_install import remove_group
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, save_and_record
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -46,7 +55,11 @@ def log_at(root: Path) -> CheckpointLog:
 
 
 def hidden(store: CheckpointStore) -> list[str]:
-    return sorted(path.name for path in store.root.iterdir() if path.name.startswith(".") and path.name != LEASE)
+    return sorted(
+        path.name
+        for path in store.root.iterdir()
+        if path.name.startswith(".") and path.name != LEASE
+    )
 
 
 def steps(store: CheckpointStore) -> list[int]:
@@ -64,7 +77,10 @@ def test_the_first_save_that_failed_is_the_one_that_is_told(tmp_path: Path) -> N
     log.failed(12, refusal("rename", Path(MODEL), errno.ENOENT), 0.25)
     log.close()
     assert log.failure.startswith("step 6 was not saved") and "No space left" in log.failure
-    assert [(line.global_step, line.event, line.write_s) for line in lines(tmp_path)] == [(6, "failed", 0.5), (12, "failed", 0.25)]
+    assert [(line.global_step, line.event, line.write_s) for line in lines(tmp_path)] == [
+        (6, "failed", 0.5),
+        (12, "failed", 0.25),
+    ]
 
 
 def test_a_defect_in_the_receiving_thread_is_told_to_the_training_thread(tmp_path: Path) -> None:
@@ -87,14 +103,18 @@ def test_a_defect_in_the_receiving_thread_is_told_to_the_training_thread(tmp_pat
         waiting = threading.Thread(target=take, daemon=True)
         waiting.start()
         waiting.join(120)
-        assert [str(error) for error in told] == ["E-storage slot: RuntimeError: out of memory; resume the run"]
+        assert [str(error) for error in told] == [
+            "E-storage slot: RuntimeError: out of memory; resume the run"
+        ]
         client.close()
         writer.close()
         memory.close()
 
 
 def test_a_replaced_writer_is_noticed_before_the_next_save(tmp_path: Path) -> None:
-    """The first writer had granted slots and nothing was in flight when it died; the second one must get the save."""
+    """The first writer had granted slots and nothing was in flight when it died; the second one
+    must get the save.
+    """
     settings, layout, run = config("overlapped"), RunLayout(tmp_path), Run()
     write_run_config(layout, settings)
     run.train(1)
@@ -112,7 +132,9 @@ def test_a_replaced_writer_is_noticed_before_the_next_save(tmp_path: Path) -> No
     assert [line.global_step for line in lines(tmp_path) if line.event == "committed"] == [1, 2]
 
 
-def test_a_target_that_the_lost_writer_held_is_not_confirmed_and_a_restart_may_cure_it(tmp_path: Path) -> None:
+def test_a_target_that_the_lost_writer_held_is_not_confirmed_and_a_restart_may_cure_it(
+    tmp_path: Path,
+) -> None:
     settings, layout, run = config("overlapped"), RunLayout(tmp_path), Run()
     write_run_config(layout, settings)
     run.train(1)
@@ -166,13 +188,18 @@ def test_a_save_that_finds_the_disk_full_retires_what_an_earlier_one_left(tmp_pa
         store.save(image(step), 0)
     fs.full = True
     assert not save_and_record(store, image(4), 0, log)
-    assert [(line.event, line.global_step) for line in lines(tmp_path)] == [("failed", 4), ("retired", 1)]
+    assert [(line.event, line.global_step) for line in lines(tmp_path)] == [
+        ("failed", 4),
+        ("retired", 1),
+    ]
     assert steps(store) == [3, 2]
     store.close()
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_what_is_on_record_as_failed_is_not_there_to_be_resumed_from(tmp_path: Path, single: bool) -> None:
+def test_what_is_on_record_as_failed_is_not_there_to_be_resumed_from(
+    tmp_path: Path, single: bool
+) -> None:
     class Unsynced(PosixFs):
         def fsyncdir(self, path: Path) -> None:
             if path.name == "checkpoints":
@@ -188,12 +215,18 @@ def test_what_is_on_record_as_failed_is_not_there_to_be_resumed_from(tmp_path: P
     healthy.close()
 
 
-def test_the_lease_and_the_folder_are_durable_whatever_the_write_mode_and_whoever_made_it(tmp_path: Path) -> None:
+def test_the_lease_and_the_folder_are_durable_whatever_the_write_mode_and_whoever_made_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "checkpoints").mkdir()
     fs = RecordingFs()
     store_at(tmp_path, replace(CONFIG, mode=UNSAFE), fs).close()
     done = [(call.name, LEASE if LEASE in call.path.name else call.path.name) for call in fs.calls]
-    assert done.index(("fsyncdir", tmp_path.name)) < done.index(("fsync", LEASE)) < done.index(("rename", LEASE))
+    assert (
+        done.index(("fsyncdir", tmp_path.name))
+        < done.index(("fsync", LEASE))
+        < done.index(("rename", LEASE))
+    )
     assert done[-1] == ("fsyncdir", "checkpoints")
 
 
@@ -236,22 +269,49 @@ def test_retention_goes_on_behind_a_checkpoint_that_it_cannot_move(tmp_path: Pat
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_the_loop_does_not_end_well_on_an_unsaved_target_that_was_due(tmp_path: Path, final: bool) -> None:
+def test_the_loop_does_not_end_well_on_an_unsaved_target_that_was_due(
+    tmp_path: Path, final: bool
+) -> None:
     class Unsaved(NoneStrategy):
         def confirm(self, global_step: int) -> None:
             raise StorageError("checkpoint", f"step {global_step} was not saved")
 
     settings, layout, none = config(final=final), RunLayout(tmp_path), cast("Any", None)
-    clock, journal = SpanClock(Journal(tmp_path / "spans"), 0, monotonic(), "load"), Journal(tmp_path / "rank")
+    clock, journal = (
+        SpanClock(Journal(tmp_path / "spans"), 0, monotonic(), "load"),
+        Journal(tmp_path / "rank"),
+    )
     injector, target = Injector(layout, 0, 0, ()), settings.target_steps
     loop = TrainLoop(
-        settings, 0, 0, 1, none, none, none, none, Unsaved(), injector, HeartbeatWriter(None, 0), clock, journal, lambda *_: None, target, "", 0.5
+        settings,
+        0,
+        0,
+        1,
+        none,
+        none,
+        none,
+        none,
+        Unsaved(),
+        injector,
+        HeartbeatWriter(None, 0),
+        clock,
+        journal,
+        lambda *_: None,
+        target,
+        "",
+        0.5,
     )
-    with pytest.raises(StorageError, match=f"step {target} was not saved") if final else nullcontext():
+    with (
+        pytest.raises(StorageError, match=f"step {target} was not saved")
+        if final
+        else nullcontext()
+    ):
         loop.run()
 
 
-def test_a_line_that_does_not_fit_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_does_not_fit_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, real, room = tmp_path / "journal", os.write, [10**6]
 
     def write(fd: int, data: bytes) -> int:
@@ -290,7 +350,9 @@ def test_a_line_torn_by_one_process_swallows_none_of_another(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("counts", [COMMIT, STEP_METADATA])
-def test_a_file_that_cannot_be_removed_is_named_and_no_folder_is_looked_for_in_it(tmp_path: Path, counts: str) -> None:
+def test_a_file_that_cannot_be_removed_is_named_and_no_folder_is_looked_for_in_it(
+    tmp_path: Path, counts: str
+) -> None:
     """The first to go is what makes the others count, whoever wrote them."""
 
     class Stubborn(PosixFs):

@@ -1,4 +1,6 @@
-"""`ecrl doctor`: each answer says what follows from it; what a run cannot work without ends in exit code 1."""
+"""`ecrl doctor`: each answer says what follows from it; what a run cannot work without ends in exit
+code 1.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,29 @@ import pytest
 from ecrl_cli.cli import doctor
 from ecrl_cli.cli.main import main
 
-FACTS = {"version": "2.14", "import_s": 1.0, "cuda_build": None, "capability": "AVX2", "threads": 1, "gpus": [], "gloo": True, "nccl": False}
+FACTS = {
+    "version": "2.14",
+    "import_s": 1.0,
+    "cuda_build": None,
+    "capability": "AVX2",
+    "threads": 1,
+    "gpus": [],
+    "gloo": True,
+    "nccl": False,
+}
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command over a folder with an invented answer of torch: its exit code and its lines by name."""
+def answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Runs the command over a folder with an invented answer of torch: its exit code and its lines
+    by name.
+    """
 
-    def run(folder: Path = tmp_path, torch: str = f"print({json.dumps({**FACTS, 'reduced': True})!r})") -> tuple[int, dict[str, dict[str, str]]]:
+    def run(
+        folder: Path = tmp_path, torch: str = f"print({json.dumps({**FACTS, 'reduced': True})!r})"
+    ) -> tuple[int, dict[str, dict[str, str]]]:
         monkeypatch.setattr(doctor, "_TORCH", torch)
         code = main(["doctor", str(folder), "--json"])
         document = json.loads(capsys.readouterr().out)
@@ -30,15 +47,33 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     return run
 
 
-def test_a_machine_that_runs_the_tests_passes_and_nothing_stays_behind(answers: Any, tmp_path: Path) -> None:
+def test_a_machine_that_runs_the_tests_passes_and_nothing_stays_behind(
+    answers: Any, tmp_path: Path
+) -> None:
     code, lines = answers()
     assert code == 0
-    assert [lines[name]["level"] for name in ("python", "loopback", "parent death", "torch", "gloo")] == ["ok"] * 5
-    assert {"cores", "instructions", "memory", "shared memory", "open files", "clocks", "disk", "fsync", "direct I/O", "nccl", "gpu"} <= set(lines)
+    assert [
+        lines[name]["level"] for name in ("python", "loopback", "parent death", "torch", "gloo")
+    ] == ["ok"] * 5
+    assert {
+        "cores",
+        "instructions",
+        "memory",
+        "shared memory",
+        "open files",
+        "clocks",
+        "disk",
+        "fsync",
+        "direct I/O",
+        "nccl",
+        "gpu",
+    } <= set(lines)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_questions_to_torch_are_answered_by_the_real_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_questions_to_torch_are_answered_by_the_real_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["doctor", str(tmp_path)]) == 0
     assert "a group of one reduced a tensor" in capsys.readouterr().out
 
@@ -46,14 +81,26 @@ def test_the_questions_to_torch_are_answered_by_the_real_one(capsys: pytest.Capt
 def test_without_torch_it_says_what_works_all_the_same(answers: Any) -> None:
     code, lines = answers(torch="import no_such_torch")
     assert code == 1 and lines["torch"]["level"] == "bad"
-    assert "no_such_torch" in lines["torch"]["fact"] and "verify, report and audit work without" in lines["torch"]["follows"]
+    assert (
+        "no_such_torch" in lines["torch"]["fact"]
+        and "verify, report and audit work without" in lines["torch"]["follows"]
+    )
 
 
-def test_torch_is_imported_when_nothing_else_is_measured_any_more(answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torch_is_imported_when_nothing_else_is_measured_any_more(
+    answers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Its import takes the processor and the disk from what is measured."""
     measured = tmp_path / "measured"
-    monkeypatch.setattr(doctor, "_fsync", lambda path, kind: [measured.touch(), doctor.Line("ok", "fsync", "fast")][1])
-    answer = f"import os; assert os.path.exists({str(measured)!r}); print({json.dumps({**FACTS, 'reduced': True})!r})"
+    monkeypatch.setattr(
+        doctor,
+        "_fsync",
+        lambda path, kind: [measured.touch(), doctor.Line("ok", "fsync", "fast")][1],
+    )
+    answer = (
+        f"import os; assert os.path.exists({str(measured)!r});"
+        f" print({json.dumps({**FACTS, 'reduced': True})!r})"
+    )
     assert answers(torch=answer)[1]["torch"]["level"] == "ok"
 
 
@@ -66,8 +113,12 @@ def test_torch_is_imported_when_nothing_else_is_measured_any_more(answers: Any, 
         (["H100"], True, "ok", "in this build"),
     ],
 )
-def test_nccl_is_told_with_what_ranks_use_instead(answers: Any, gpus: list[str], nccl: bool, level: str, fact: str) -> None:
-    code, lines = answers(torch=f"print({json.dumps({**FACTS, 'reduced': True, 'gpus': gpus, 'nccl': nccl})!r})")
+def test_nccl_is_told_with_what_ranks_use_instead(
+    answers: Any, gpus: list[str], nccl: bool, level: str, fact: str
+) -> None:
+    code, lines = answers(
+        torch=f"print({json.dumps({**FACTS, 'reduced': True, 'gpus': gpus, 'nccl': nccl})!r})"
+    )
     found = lines["nccl"]
     assert code == 0 and (found["level"], found["fact"]) == (level, fact)
     assert found["follows"] == ("" if level == "ok" else "ranks exchange gradients by gloo")
@@ -75,17 +126,26 @@ def test_nccl_is_told_with_what_ranks_use_instead(answers: Any, gpus: list[str],
 
 def test_a_group_that_cannot_be_made_is_bad_with_its_reason(answers: Any) -> None:
     code, lines = answers(torch=f"print({json.dumps({**FACTS, 'gloo_error': 'no interface'})!r})")
-    assert code == 1 and lines["gloo"] == {"level": "bad", "name": "gloo", "fact": "no interface", "follows": "ranks exchange gradients by it"}
+    assert code == 1 and lines["gloo"] == {
+        "level": "bad",
+        "name": "gloo",
+        "fact": "no interface",
+        "follows": "ranks exchange gradients by it",
+    }
 
 
-def test_an_fsync_that_reaches_no_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_fsync_that_reaches_no_disk_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(doctor, "sync", lambda fd: None)
     assert doctor._fsync(tmp_path / "block", "tmpfs").follows.startswith("tmpfs is memory")
     line = doctor._fsync(tmp_path / "block", "ext4")
     assert line.level == "note" and "faster than a disk can be" in line.follows
 
 
-def test_a_folder_that_cannot_be_written_is_bad(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_bad(
+    answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path, kind: str) -> doctor.Line:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -100,7 +160,11 @@ def test_a_missing_loopback_is_bad(answers: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "create_server", refuse)
     code, lines = answers()
-    assert code == 1 and lines["loopback"]["level"] == "bad" and "bring the loopback interface up" in lines["loopback"]["follows"]
+    assert (
+        code == 1
+        and lines["loopback"]["level"] == "bad"
+        and "bring the loopback interface up" in lines["loopback"]["follows"]
+    )
 
 
 def test_an_old_python_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +172,8 @@ def test_an_old_python_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.level for line in doctor._python()] == ["bad"]
 
 
-def test_a_folder_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["doctor", str(tmp_path / "none")]) == 2
     assert "is not a folder" in capsys.readouterr().err

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # the peer; the tool itself keeps to what is public
+
+# the peer; the tool itself keeps to what is public
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -51,7 +53,9 @@ KEYS = [key for key in leaves() if key not in ("elastic.schedule",)]
 
 @pytest.fixture(scope="module")
 def wrong() -> dict[str, Any]:
-    """What is composed where every key is typed, with a value that none can have; the value stands in the tree of the defaults alone too."""
+    """What is composed where every key is typed, with a value that none can have; the value stands
+    in the tree of the defaults alone too.
+    """
     texts = [f"{key}=[[1]]" for key in KEYS]
     with pytest.raises(ConfigError) as caught:
         grid(" ".join(texts))
@@ -86,12 +90,16 @@ def scales() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def composed() -> Callable[[str], dict[str, Any]]:
-    """The arms of a suite as Hydra composes them, once for all scales: a scale changes its own node, and `build` does the rest."""
+    """The arms of a suite as Hydra composes them, once for all scales: a scale changes its own
+    node, and `build` does the rest.
+    """
 
     @cache
     def arms(suite: str) -> dict[str, Any]:
         with initialized(PRIMARY):
-            return {arm: plain(compose(PRIMARY, [f"+suite={suite}", f"variant={arm}"])) for arm in ARMS}
+            return {
+                arm: plain(compose(PRIMARY, [f"+suite={suite}", f"variant={arm}"])) for arm in ARMS
+            }
 
     return arms
 
@@ -106,25 +114,49 @@ def test_the_arms_of_every_suite_must_end_alike_at_every_scale(
     assert len({reference_id(config) for config in configs}) == 1
     plans = {config.variant.name: config.failure.steps for config in configs}
     assert plans["clean"] == plans["ref"] == plans["ref2"] == ()
-    assert len(plans["blk"]) == {"exp2": 0, "mtbf": 0, "digits-replicas": 3}.get(suite, 2) and plans["blk"] == plans["ovl"]
+    assert (
+        len(plans["blk"]) == {"exp2": 0, "mtbf": 0, "digits-replicas": 3}.get(suite, 2)
+        and plans["blk"] == plans["ovl"]
+    )
     assert len({config.world_size for config in configs}) == 1
     strategies = [config.checkpoint.strategy for config in configs]
     assert strategies == ["none", "blocking", "blocking", "blocking", "overlapped"]
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_a_typed_scale_makes_the_same_runs(scales: dict[str, Any], composed: Callable[[str], dict[str, Any]], scale: str) -> None:
+def test_a_typed_scale_makes_the_same_runs(
+    scales: dict[str, Any], composed: Callable[[str], dict[str, Any]], scale: str
+) -> None:
     """As those of the test before."""
-    typed = [cell.config for cell in grid(f"-m +suite=digits-cnn scale={scale} variant=ref,blk").cells]
+    typed = [
+        cell.config for cell in grid(f"-m +suite=digits-cnn scale={scale} variant=ref,blk").cells
+    ]
     arms = composed("digits-cnn")
-    assert typed == [build(arms[arm] | {"scale": scales[scale]}, frozenset(("suite", "scale", "variant"))) for arm in ("ref", "blk")]
+    assert typed == [
+        build(arms[arm] | {"scale": scales[scale]}, frozenset(("suite", "scale", "variant")))
+        for arm in ("ref", "blk")
+    ]
 
 
 def test_a_published_suite_is_the_published_protocol() -> None:
     config = one("+suite=cifar10-r50-late variant=blk")
-    assert (config.dataset.name, config.model.name, config.target_steps, config.world_size) == ("cifar10", "resnet50", 1600, 4)
-    assert (config.failure.kind, config.failure.steps, config.failure.rank) == ("exit", (800, 1400), 0)
-    assert (config.global_batch, config.checkpoint.every, config.checkpoint.max_inflight, config.optimizer.lr) == (256, 50, 4, 0.1)
+    assert (config.dataset.name, config.model.name, config.target_steps, config.world_size) == (
+        "cifar10",
+        "resnet50",
+        1600,
+        4,
+    )
+    assert (config.failure.kind, config.failure.steps, config.failure.rank) == (
+        "exit",
+        (800, 1400),
+        0,
+    )
+    assert (
+        config.global_batch,
+        config.checkpoint.every,
+        config.checkpoint.max_inflight,
+        config.optimizer.lr,
+    ) == (256, 50, 4, 0.1)
     assert one("+suite=cifar100-r18-base variant=ovl").failure.steps == (400, 1200)
 
 
@@ -133,38 +165,71 @@ def test_experiment_2_goes_from_two_ranks_to_one_half_way_at_every_scale(scale: 
     cells = grid(f"+matrix=exp2 scale={scale}").cells
     ref, again, elastic = (cell.config for cell in cells)
     assert again.variant.name == "ref2"
-    assert (ref.variant.name, ref.elastic.schedule, ref.world_size, elastic.world_size) == ("ref", {}, 2, 2)
+    assert (ref.variant.name, ref.elastic.schedule, ref.world_size, elastic.world_size) == (
+        "ref",
+        {},
+        2,
+        2,
+    )
     (change,), every = elastic.elastic.schedule, elastic.checkpoint.every
-    assert elastic.elastic.schedule[change] == 1 and change % every == 0 and abs(change - elastic.target_steps / 2) <= every / 2
+    assert (
+        elastic.elastic.schedule[change] == 1
+        and change % every == 0
+        and abs(change - elastic.target_steps / 2) <= every / 2
+    )
     assert reference_id(ref) == reference_id(elastic)
     assert scale != "paper" or elastic.elastic.schedule == {400: 1}
 
 
 @pytest.mark.parametrize(("scale", "factor"), [("paper", 1.0), ("smoke", 0.02)])
-def test_a_matrix_gives_the_papers_mean_and_the_scale_shortens_it(scale: str, factor: float) -> None:
-    cells = [cell.config for cell in grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1").cells]
-    assert [config.failure.mtbf_steps for config in cells] == [mean * factor for mean in (100, 200, 400, 800)]
+def test_a_matrix_gives_the_papers_mean_and_the_scale_shortens_it(
+    scale: str, factor: float
+) -> None:
+    cells = [
+        cell.config for cell in grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1").cells
+    ]
+    assert [config.failure.mtbf_steps for config in cells] == [
+        mean * factor for mean in (100, 200, 400, 800)
+    ]
     assert len({reference_id(config) for config in cells}) == 1
-    (own,) = grid(f"+matrix=failure-rate scale={scale} variant=blk seed=1 failure.mtbf_steps=30").cells
+    (own,) = grid(
+        f"+matrix=failure-rate scale={scale} variant=blk seed=1 failure.mtbf_steps=30"
+    ).cells
     assert own.config.failure.mtbf_steps == 30
 
 
 @pytest.mark.parametrize(
     "matrix",  # and fewer values of what is the same for all arms
     [
-        *("exp1", "exp2", "exp3", "exp4 +suite=cifar10-r18-late", "sensitivity checkpoint.every=10 checkpoint.max_inflight=1"),
+        *(
+            "exp1",
+            "exp2",
+            "exp3",
+            "exp4 +suite=cifar10-r18-late",
+            "sensitivity checkpoint.every=10 checkpoint.max_inflight=1",
+        ),
         *("state-size model=resnet18 optimizer=sgd", "failure-rate", "storage"),
     ],
 )
 def test_every_matrix_that_compares_arms_has_the_noise_floor(matrix: str) -> None:
-    seconds = {cell.config.variant.name: cell.config for cell in grid(f"+matrix={matrix} scale=smoke seed=1").cells}
+    seconds = {
+        cell.config.variant.name: cell.config
+        for cell in grid(f"+matrix={matrix} scale=smoke seed=1").cells
+    }
     assert reference_id(seconds["ref2"]) == reference_id(seconds["ref"])
 
 
 @pytest.mark.parametrize("scale", ["paper", "gpu", "cpu", "smoke"])
 def test_the_sweep_of_intervals_changes_nothing_but_the_interval(scale: str) -> None:
-    """The same steps at each interval, and failures that lie on no checkpoint: each has steps to do again."""
-    cells = [cell.config for cell in grid(f"+matrix=sensitivity scale={scale} variant=blk seed=1 checkpoint.max_inflight=1").cells]
+    """The same steps at each interval, and failures that lie on no checkpoint: each has steps to do
+    again.
+    """
+    cells = [
+        cell.config
+        for cell in grid(
+            f"+matrix=sensitivity scale={scale} variant=blk seed=1 checkpoint.max_inflight=1"
+        ).cells
+    ]
     assert [config.checkpoint.every for config in cells] == [10, 25, 50, 100]
     assert len({config.target_steps for config in cells}) == 1
     assert all(step % config.checkpoint.every for config in cells for step in config.failure.steps)
@@ -179,17 +244,31 @@ def test_the_embedded_suite_strikes_on_and_off_a_boundary() -> None:
 
 def test_the_command_line_wins_over_suite_and_variant() -> None:
     config = one("+suite=digits-cnn variant=ref checkpoint=overlapped target_steps=90 model=vit")
-    assert (config.checkpoint.strategy, config.target_steps, config.model.name) == ("overlapped", 90, "vit")
+    assert (config.checkpoint.strategy, config.target_steps, config.model.name) == (
+        "overlapped",
+        90,
+        "vit",
+    )
 
 
 def test_a_scale_leaves_alone_what_was_typed() -> None:
-    config = one("+suite=digits-cnn scale=smoke variant=blk target_steps=100 checkpoint.every=10 failure.steps=[20,33]")
-    assert (config.target_steps, config.checkpoint.every, config.failure.steps) == (100, 10, (20, 33))
+    config = one(
+        "+suite=digits-cnn scale=smoke variant=blk target_steps=100 checkpoint.every=10"
+        " failure.steps=[20,33]"
+    )
+    assert (config.target_steps, config.checkpoint.every, config.failure.steps) == (
+        100,
+        10,
+        (20, 33),
+    )
 
 
 def test_a_grid_is_every_combination_once() -> None:
     found = grid("-m +suite=digits-cnn,cifar10-r18-base variant=ref,blk,ovl seed=1,2")
-    assert found.swept and len({run_name(cell.config) for cell in found.cells}) == len(found.cells) == 12
+    assert (
+        found.swept
+        and len({run_name(cell.config) for cell in found.cells}) == len(found.cells) == 12
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,13 +276,21 @@ def test_a_grid_is_every_combination_once() -> None:
     [
         ["seed=1,2", "variant=ref,blk,ovl", "+suite=digits-cnn"],
         ["seed=1,2,3", "variant=ref", "seed=9"],
-        ["seed=range(1,4)", "model=glob(*)", "optimizer.lr=choice(0.1,1e-3)", "failure.steps=[3,4]", "run_dir='a b,c'"],
+        [
+            "seed=range(1,4)",
+            "model=glob(*)",
+            "optimizer.lr=choice(0.1,1e-3)",
+            "failure.steps=[3,4]",
+            "run_dir='a b,c'",
+        ],
         [],
     ],
 )
 def test_a_grid_is_in_the_order_of_hydras_own_sweeper(texts: list[str]) -> None:
     with initialized("train"):
-        parsed = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()).parse_overrides(texts)
+        parsed = OverridesParser.create(
+            config_loader=GlobalHydra.instance().config_loader()
+        ).parse_overrides(texts)
         assert expand(texts) == BasicSweeper.split_arguments(parsed, None)[0]
 
 
@@ -226,10 +313,15 @@ def user_conf(tmp_path: Path) -> Path:
     suite = tmp_path / "my conf" / "suite"
     suite.mkdir(parents=True)
     (suite / "mine.yaml").write_text("# @package _global_\nsuite_name: mine\ntarget_steps: 77\n")
-    (suite / "own_sweep.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\nsuite_name: own\n")
+    (suite / "own_sweep.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\nsuite_name: own\n"
+    )
     matrix = tmp_path / "my conf" / "matrix"
     matrix.mkdir()
-    (matrix / "exp.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine,digits-cnn', seed: '1,2,3'}}}\n")
+    (matrix / "exp.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine,digits-cnn', seed:"
+        " '1,2,3'}}}\n"
+    )
     return suite.parent
 
 
@@ -239,7 +331,9 @@ def test_a_users_suite_joins(user_conf: Path) -> None:
 
 
 def test_hydra_searchpath_joins_too(user_conf: Path) -> None:
-    (cell,) = compose_grid(parse([f"hydra.searchpath=[{quote(f'file://{user_conf}')}]", "+suite=mine"])).cells
+    (cell,) = compose_grid(
+        parse([f"hydra.searchpath=[{quote(f'file://{user_conf}')}]", "+suite=mine"])
+    ).cells
     assert cell.config.suite_name == "mine"
 
 
@@ -264,37 +358,67 @@ def _install(site: Path, value: str) -> None:
     (points / "entry_points.txt").write_text(f"[ecrl.configs]\nlabsuites = {value}\n")
 
 
-def test_the_yaml_of_an_installed_package_joins_and_overrides_nothing(package: Path, user_conf: Path) -> None:
+def test_the_yaml_of_an_installed_package_joins_and_overrides_nothing(
+    package: Path, user_conf: Path
+) -> None:
     """ECRL's own file stands before the user's, and the user's before the package's."""
     assert (one("+suite=lab").suite_name, one("+suite=lab").target_steps) == ("lab", 78)
-    assert [cell.config.suite_name for cell in grid("-m +suite=digits-cnn,lab").cells] == ["digits-cnn", "lab"]
+    assert [cell.config.suite_name for cell in grid("-m +suite=digits-cnn,lab").cells] == [
+        "digits-cnn",
+        "lab",
+    ]
     (cell,) = compose_grid(parse(["--config-dir", str(user_conf), "+suite=mine"])).cells
     assert cell.config.suite_name == "mine"
     assert one("+suite=mine").suite_name == "not-mine"
 
 
-def test_a_model_that_is_installed_without_a_yaml_is_answered_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_installed_without_a_yaml_is_answered_with_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Though another name is near."""
     added = EntryPoint(name="resnet51", value="package:builder", group="ecrl.models")
-    monkeypatch.setattr(arguments, "entry_points", lambda group, name: [added] if (group, name) == ("ecrl.models", "resnet51") else [])
-    with pytest.raises(ConfigError, match=r"it is installed, but brings no YAML file: write model\.name=resnet51"):
+    monkeypatch.setattr(
+        arguments,
+        "entry_points",
+        lambda group, name: [added] if (group, name) == ("ecrl.models", "resnet51") else [],
+    )
+    with pytest.raises(
+        ConfigError, match=r"it is installed, but brings no YAML file: write model\.name=resnet51"
+    ):
         grid("model=resnet51")
-    with pytest.raises(ConfigError, match=r"got 'big'; an option of your own is a file scale/NAME.yaml in --config-dir DIR$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"got 'big'; an option of your own is a file scale/NAME.yaml in --config-dir DIR$",
+    ):
         grid("scale=big")
 
 
-def test_the_help_lists_the_options_of_an_installed_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_the_options_of_an_installed_package(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (package / "failure").mkdir()
     (package / "failure" / "flood.yaml").write_text("# water in the rack. At once\nkind: flood\n")
     assert main(["train", "--help"]) == 0
-    assert re.search(r"^  failure .*\bflood\b.*^  flood +water in the rack$", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+    assert re.search(
+        r"^  failure .*\bflood\b.*^  flood +water in the rack$",
+        capsys.readouterr().out,
+        re.MULTILINE | re.DOTALL,
+    )
 
 
 @pytest.mark.parametrize("value", ["labsuites.conf", "json.decoder", ".conf"])
-def test_an_entry_point_that_names_no_folder_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_entry_point_that_names_no_folder_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     _install(tmp_path / "site", value)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    with pytest.raises(ConfigError, match=rf"ecrl.configs: the entry point 'labsuites' names '{re.escape(value)}', which is no package"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"ecrl.configs: the entry point 'labsuites' names '{re.escape(value)}', which is no"
+            r" package"
+        ),
+    ):
         parse(["+suite=lab"])
 
 
@@ -315,17 +439,33 @@ def test_a_suite_with_a_sweep_of_its_own_is_not_swept_over(user_conf: Path) -> N
         compose_grid(parse(["--config-dir", str(user_conf), "-m", "+suite=own_sweep,mine"]))
 
 
-def test_of_another_project_s_folder_only_the_files_that_take_part_are_checked(user_conf: Path) -> None:
+def test_of_another_project_s_folder_only_the_files_that_take_part_are_checked(
+    user_conf: Path,
+) -> None:
     """Its own primary configuration and its other groups may lack values and be no YAML at all."""
-    for name, text in {"config": "user: ???", "db/sql": "password: ???", "model/theirs": "name: ???", "paths/x": "\xff"}.items():
+    for name, text in {
+        "config": "user: ???",
+        "db/sql": "password: ???",
+        "model/theirs": "name: ???",
+        "paths/x": "\xff",
+    }.items():
         file = user_conf / f"{name}.yaml"
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(text.encode("latin-1"))
     here = ["--config-dir", str(user_conf)]
     assert compose_grid(parse([*here, "+suite=mine"])).cells[0].config.target_steps == 77
-    (user_conf / "suite" / "theirs.yaml").write_text("# @package _global_\ndefaults: [mine, {override /model: theirs}]\n")
-    (user_conf / "matrix" / "theirs.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine, theirs'}}}\n")
-    for words in (["model=theirs"], ["-m", "model=vit,theirs"], ["+suite=theirs"], ["+matrix=theirs"]):
+    (user_conf / "suite" / "theirs.yaml").write_text(
+        "# @package _global_\ndefaults: [mine, {override /model: theirs}]\n"
+    )
+    (user_conf / "matrix" / "theirs.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {+suite: 'mine, theirs'}}}\n"
+    )
+    for words in (
+        ["model=theirs"],
+        ["-m", "model=vit,theirs"],
+        ["+suite=theirs"],
+        ["+matrix=theirs"],
+    ):
         with pytest.raises(ConfigError, match=r"model/theirs.yaml:1: has no value \(\?\?\?\)"):
             compose_grid(parse([*here, *words]))
 
@@ -334,12 +474,27 @@ def test_of_another_project_s_folder_only_the_files_that_take_part_are_checked(u
     ("typed", "says"),
     [
         ("seed=1,2", "seed: has several values without -m; to sweep over them: ecrl -m seed=1,2"),
-        ("failure=kill failure.steps=40,70", "failure.steps: takes one list; write 'failure.steps=[40,70]'"),
-        ("-m failure=kill failure.steps=40,70", "failure.steps: takes one list; write 'failure.steps=[40,70]'"),
-        ("--info all", r"--info: is a flag of Hydra that is off; `--cfg job` shows what is composed (docs/hydra.md)"),
+        (
+            "failure=kill failure.steps=40,70",
+            "failure.steps: takes one list; write 'failure.steps=[40,70]'",
+        ),
+        (
+            "-m failure=kill failure.steps=40,70",
+            "failure.steps: takes one list; write 'failure.steps=[40,70]'",
+        ),
+        (
+            "--info all",
+            (
+                r"--info: is a flag of Hydra that is off; `--cfg job` shows what is composed"
+                r" (docs/hydra.md)"
+            ),
+        ),
         ("-cn mine", "+suite=NAME (docs/hydra.md)"),
         ("--cfg=all", "`--cfg job` shows yours"),
-        ("hydra/sweeper=optuna", "list the values with commas and -m: ecrl -m seed=1,2 (docs/hydra.md)"),
+        (
+            "hydra/sweeper=optuna",
+            "list the values with commas and -m: ecrl -m seed=1,2 (docs/hydra.md)",
+        ),
         ("hydra.sweeper.n_trials=9", "list the values with commas and -m"),
         ("experiment=mine", "an experiment is a suite: +suite=NAME"),
         ("+trainer.x=1", "is judged by `ecrl audit -- COMMAND` (docs/audit.md)"),
@@ -349,11 +504,16 @@ def test_of_another_project_s_folder_only_the_files_that_take_part_are_checked(u
 def test_the_habits_of_a_hydra_user_are_answered_with_what_there_is(typed: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         grid(typed)
-    assert says in refused.value.line() and all((ROOT / page).exists() for page in re.findall(r"docs/[\w.]+md", refused.value.line()))
+    assert says in refused.value.line() and all(
+        (ROOT / page).exists() for page in re.findall(r"docs/[\w.]+md", refused.value.line())
+    )
 
 
 def test_a_sweep_over_lists_is_a_sweep() -> None:
-    cells = grid("-m dataset=digits failure=kill failure.steps=[40],[70] target_steps=100 checkpoint.every=10").cells
+    cells = grid(
+        "-m dataset=digits failure=kill failure.steps=[40],[70] target_steps=100"
+        " checkpoint.every=10"
+    ).cells
     assert [cell.config.failure.steps for cell in cells] == [(40,), (70,)]
 
 
@@ -377,7 +537,17 @@ def test_the_page_of_what_is_off_has_every_row_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["suite=digits-cnn", "+model=vit", "~model", "model@x=vit", "seed=interval(1,2)", "--cfg hydra", "--multi", "model=[vit]"]
+    "text",
+    [
+        "suite=digits-cnn",
+        "+model=vit",
+        "~model",
+        "model@x=vit",
+        "seed=interval(1,2)",
+        "--cfg hydra",
+        "--multi",
+        "model=[vit]",
+    ],
 )
 def test_what_hydra_would_take_and_nobody_means_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

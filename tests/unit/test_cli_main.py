@@ -1,4 +1,6 @@
-"""The verbs: help, version, completion; verify and report with stand-ins for what judges and writes."""
+"""The verbs: help, version, completion; verify and report with stand-ins for what judges and
+writes.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,13 @@ def test_the_help_of_train_lists_the_groups(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_takes_long_hears_ctrl_c_where_it_was_ignored_and_only_that() -> None:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)
+    }
     try:
-        assert main(["verify", "nowhere"]) == 2 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert (
+            main(["verify", "nowhere"]) == 2 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        )
         for words in (["train", "seed=-1"], ["study", "seed=-1"], ["seed=-1"]):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             assert main(words) == 2
@@ -64,7 +70,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_each_error_has_a_page_that_explain_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(ecrl_cli.__file__).parent.rglob("*.py")))
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(ecrl_cli.__file__).parent.rglob("*.py"))
+    )
     codes = {
         *re.findall(r'^    code = "([\w-]+)"$', source, re.MULTILINE),
         *re.findall(r'\bcode="([\w-]+)"', source),
@@ -74,12 +83,20 @@ def test_each_error_has_a_page_that_explain_prints(capsys: pytest.CaptureFixture
     for words in (["--explain", "E-config"], ["--explain", "config"], ["--explain=E-config"]):
         assert main(words) == 0
         text = capsys.readouterr().out
-        assert text.startswith("E-config\n") and "ecrl train --cfg job" in text and "E-run-dir\n" not in text
-    assert main(["--explain", "E-confg"]) == 2 and "did you mean E-config?" in capsys.readouterr().err
+        assert (
+            text.startswith("E-config\n")
+            and "ecrl train --cfg job" in text
+            and "E-run-dir\n" not in text
+        )
+    assert (
+        main(["--explain", "E-confg"]) == 2 and "did you mean E-config?" in capsys.readouterr().err
+    )
     assert main(["--explain"]) == 2
 
 
-def test_an_error_at_a_terminal_names_its_page_and_elsewhere_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_at_a_terminal_names_its_page_and_elsewhere_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "sed=1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -104,28 +121,47 @@ def test_audit_alone_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> No
     ids=lambda words: words[0],
 )
 def test_a_disk_that_is_full_at_the_start_is_named_with_what_is_free_and_needed(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     here = os.statvfs(tmp_path)
     full = os.statvfs_result([*here[:3], 0, 0, *here[5:]])
     monkeypatch.setattr(run_dir.os, "statvfs", lambda path: full)
-    own = ["run_dir=here", *(["dataset=digits", "model=small_cnn"] if words[0] in ("train", "-m") else [])]
+    own = [
+        "run_dir=here",
+        *(["dataset=digits", "model=small_cnn"] if words[0] in ("train", "-m") else []),
+    ]
     monkeypatch.chdir(tmp_path)
     cut = words.index("--") if "--" in words else len(words)
     assert main([*words[:cut], *own, *words[cut:]]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "E-" in line]
-    assert "E-run-dir run_dir: needs " in line and f" free on {tmp_path}; free space" in line and "run_dir=DIR" in line
+    assert (
+        "E-run-dir run_dir: needs " in line
+        and f" free on {tmp_path}; free space" in line
+        and "run_dir=DIR" in line
+    )
     assert not list(tmp_path.iterdir())
 
 
 @cache
 def loaded(*words: str) -> frozenset[str]:
     """The modules that `ecrl WORDS...` has imported when it ends."""
-    code = f"import sys; from ecrl_cli.cli.main import main; main({words!r}); sys.stdout.write('\\n' + ' '.join(sys.modules))"
-    return frozenset(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()[-1].split())
+    code = (
+        f"import sys; from ecrl_cli.cli.main import main; main({words!r}); sys.stdout.write('\\n' +"
+        " ' '.join(sys.modules))"
+    )
+    return frozenset(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        .stdout.splitlines()[-1]
+        .split()
+    )
 
 
-@pytest.mark.parametrize("module", ["torch", "torchvision", "pandas", "matplotlib", "scipy", "psutil", "rich", "hydra"])
+@pytest.mark.parametrize(
+    "module", ["torch", "torchvision", "pandas", "matplotlib", "scipy", "psutil", "rich", "hydra"]
+)
 def test_help_loads_nothing_heavy(module: str) -> None:
     assert module not in loaded("--help") and "ecrl_cli.cli.main" in loaded("--help")
 
@@ -140,9 +176,15 @@ def completions(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     words = line.split(" ")
-    setting = f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; COMP_LINE={line!r}; COMP_POINT={len(line)}"
+    setting = (
+        f"COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1};"
+        f" COMP_LINE={line!r}; COMP_POINT={len(line)}"
+    )
     result = subprocess.run(
-        ["bash", "-c", f"{script}\n{setting}; _ecrl; printf '%s\\n' \"${{COMPREPLY[@]}}\""], capture_output=True, text=True, check=True
+        ["bash", "-c", f"{script}\n{setting}; _ecrl; printf '%s\\n' \"${{COMPREPLY[@]}}\""],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return result.stdout.split()
 
@@ -153,26 +195,50 @@ def test_bash_completes_verbs_keys_and_options(capsys: pytest.CaptureFixture[str
     assert completions("ecrl train +suite=cifar100-r50-l", capsys) == ["cifar100-r50-late"]
 
 
-@pytest.mark.parametrize(("line", "offered"), [("ecrl train checkpoint.ev", "checkpoint.every="), ("ecrl train task=regr", "task=regression")])
-def test_fish_completes_keys_and_options(line: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("ecrl train checkpoint.ev", "checkpoint.every="),
+        ("ecrl train task=regr", "task=regression"),
+    ],
+)
+def test_fish_completes_keys_and_options(
+    line: str, offered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     require("fish")
     assert main(["completion", "fish"]) == 0
     (tmp_path / "ecrl.fish").write_text(capsys.readouterr().out)
-    said = subprocess.run(["fish", "-N", "-c", f"source {tmp_path}/ecrl.fish; complete -C '{line}'"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["fish", "-N", "-c", f"source {tmp_path}/ecrl.fish; complete -C '{line}'"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert said.stdout.split() == [offered] and not said.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "became"), [("ecrl train checkpoint.ev", "train checkpoint.every="), ("ecrl train task=regr", "train task=regression")]
+    ("line", "became"),
+    [
+        ("ecrl train checkpoint.ev", "train checkpoint.every="),
+        ("ecrl train task=regr", "train task=regression"),
+    ],
 )
-def test_zsh_completes_keys_and_options(line: str, became: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completes_keys_and_options(
+    line: str, became: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At a terminal: what a tab makes of the line is what runs."""
     require("zsh")
     assert main(["completion", "zsh"]) == 0
     (tmp_path / "ecrl.zsh").write_text(capsys.readouterr().out)
     ours, theirs = pty.openpty()
-    setup = f"autoload -U compinit; compinit -D -u; ecrl() {{ print -r -- 'now:' $* ':end' }}; source {tmp_path}/ecrl.zsh; PROMPT='read''y> '\r"
-    with subprocess.Popen(["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shell:
+    setup = (
+        "autoload -U compinit; compinit -D -u; ecrl() { print -r -- 'now:' $* ':end' }; source"
+        f" {tmp_path}/ecrl.zsh; PROMPT='read''y> '\r"
+    )
+    with subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as shell:
         os.close(theirs)
         os.write(ours, setup.encode())
         said = _until(ours, b"ready> ")
@@ -212,7 +278,12 @@ def test_a_misspelt_verb_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_folders_that_hold_no_run_are_refused(
-    verb: str, name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    name: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
@@ -227,13 +298,21 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sweep of three runs, whose verdict is their name."""
     for name in ("gone", "invalid", "unknown", "unreadable", "valid"):
         (tmp_path / "sweep" / name).mkdir(parents=True)
-        (tmp_path / "sweep" / name / ("supervisor.json" if name == "gone" else "config.json")).write_text("{}")
+        (
+            tmp_path / "sweep" / name / ("supervisor.json" if name == "gone" else "config.json")
+        ).write_text("{}")
     (tmp_path / "sweep" / "report").mkdir()
 
     def judge(run: Path, reference: Path | None, known: object) -> SimpleNamespace:
         if run.name in ("unreadable", "gone"):
-            raise RecordError("rank0.jsonl:3", "torn") if run.name == "unreadable" else EvidenceMissing(run.name, "has no config.json")
-        return SimpleNamespace(status=run.name, judged_to_step=None, to_json=lambda: {"status": run.name})
+            raise (
+                RecordError("rank0.jsonl:3", "torn")
+                if run.name == "unreadable"
+                else EvidenceMissing(run.name, "has no config.json")
+            )
+        return SimpleNamespace(
+            status=run.name, judged_to_step=None, to_json=lambda: {"status": run.name}
+        )
 
     monkeypatch.setattr(verify, "verify_run", judge)
     monkeypatch.setattr(verify, "render", lambda verdict: f"it is {verdict.status}")
@@ -256,11 +335,16 @@ def test_verify_answers_with_the_worst(names: list[str], code: int, sweep: Path)
     assert main(["verify", *(str(sweep / name) for name in names)]) == code
 
 
-def test_verify_takes_a_sweep_for_all_its_runs(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_takes_a_sweep_for_all_its_runs(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["verify", str(sweep)])
     captured = capsys.readouterr()
     assert captured.out.splitlines() == ["it is invalid", "it is unknown", "it is valid"]
-    assert [line.split(": E-")[1].split(" ")[0] for line in captured.err.splitlines()] == ["unknown", "record"]
+    assert [line.split(": E-")[1].split(" ")[0] for line in captured.err.splitlines()] == [
+        "unknown",
+        "record",
+    ]
 
 
 def test_verify_keeps_the_verdict_beside_the_records(sweep: Path) -> None:
@@ -285,38 +369,64 @@ def test_verify_prints_json(sweep: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out) == {str(sweep / "valid"): {"status": "valid"}}
 
 
-def test_a_reference_that_is_missing_is_refused(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reference_that_is_missing_is_refused(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(sweep / "valid"), "--reference", str(sweep / "nowhere")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_report_says_where_the_page_is(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_says_where_the_page_is(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[object] = []
     made = SimpleNamespace(page=Path("p.html"), text="table\n", notes=(), exit_code=3)
-    monkeypatch.setattr(report, "build_report", lambda *given, every_run: asked.append((*given, every_run)) or made)
+    monkeypatch.setattr(
+        report, "build_report", lambda *given, every_run: asked.append((*given, every_run)) or made
+    )
     assert main(["report", str(sweep), "--out", "o", "--against", str(sweep), "--runs"]) == 3
-    assert asked == [([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all), True)]
+    assert asked == [
+        ([sweep], Path("o"), sweep, Judging(anew=False, missing=report.verify_all), True)
+    ]
     assert capsys.readouterr().out == "table\np.html\n"
 
 
-def ended(*words: str, out: int | IO[bytes] = subprocess.DEVNULL, err: int | IO[bytes] = subprocess.PIPE) -> tuple[int, bytes | None]:
-    """The exit code of the command in a process of its own, which buffers what it prints, and what it says on standard error."""
+def ended(
+    *words: str, out: int | IO[bytes] = subprocess.DEVNULL, err: int | IO[bytes] = subprocess.PIPE
+) -> tuple[int, bytes | None]:
+    """The exit code of the command in a process of its own, which buffers what it prints, and what
+    it says on standard error.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run([sys.executable, "-m", "ecrl_cli.cli.main", *words], stdout=out, stderr=err, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "ecrl_cli.cli.main", *words],
+        stdout=out,
+        stderr=err,
+        env=environment,
+        check=False,
+    )
     return done.returncode, done.stderr
 
 
 def test_a_full_disk_is_told_in_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        assert ended("--help", out=full) == (5, b"ecrl: error: E-storage ecrl: ENOSPC (No space left on device)\n")
-        assert ended("verify", "nowhere", err=full)[0] == 2, "where nothing can be told, the exit code stays"
+        assert ended("--help", out=full) == (
+            5,
+            b"ecrl: error: E-storage ecrl: ENOSPC (No space left on device)\n",
+        )
+        assert ended("verify", "nowhere", err=full)[0] == 2, (
+            "where nothing can be told, the exit code stays"
+        )
 
 
 def test_a_closed_pipe_is_told_in_one_line() -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
-        assert ended("--help", out=pipe) == (5, b"ecrl: error: E-storage ecrl: EPIPE (Broken pipe)\n")
+        assert ended("--help", out=pipe) == (
+            5,
+            b"ecrl: error: E-storage ecrl: EPIPE (Broken pipe)\n",
+        )
 
 
 def test_a_closed_standard_output_is_no_defect() -> None:
@@ -325,7 +435,9 @@ def test_a_closed_standard_output_is_no_defect() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_what_a_terminal_cannot_show_is_shown_as_escapes(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_cannot_show_is_shown_as_escapes(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verify, "render", lambda verdict: "Łódź: valid")
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
     assert main(["verify", str(sweep / "valid")]) == 0
@@ -340,7 +452,10 @@ def test_a_defect_is_told_as_one_with_its_traceback_and_is_no_verdict(
     assert main(["report", str(sweep)]) == DEFECT == 70
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"
-    assert last == "ecrl: error: E-internal IndexError: pop from empty list; a defect in ECRL and no verdict: please report it with the lines above"
+    assert (
+        last == "ecrl: error: E-internal IndexError: pop from empty list; a defect in ECRL and no"
+        " verdict: please report it with the lines above"
+    )
 
 
 LOOKS_LIKE_COMMANDS = "::stop-commands::x: valid\n  ::error::no\nof ::these ##[group]two"
@@ -348,10 +463,20 @@ LOOKS_LIKE_COMMANDS = "::stop-commands::x: valid\n  ::error::no\nof ::these ##[g
 
 @pytest.mark.parametrize(
     ("there", "shown"),
-    [("", LOOKS_LIKE_COMMANDS), ("true", "\u200b::stop-commands::x: valid\n  \u200b::error::no\nof ::these ##\u200b[group]two")],
+    [
+        ("", LOOKS_LIKE_COMMANDS),
+        (
+            "true",
+            "\u200b::stop-commands::x: valid\n  \u200b::error::no\nof ::these ##\u200b[group]two",
+        ),
+    ],
 )
 def test_github_obeys_nothing_that_a_run_is_named(
-    there: str, shown: str, sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    there: str,
+    shown: str,
+    sweep: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Annotations are for it to obey."""
     monkeypatch.setenv("GITHUB_ACTIONS", there)

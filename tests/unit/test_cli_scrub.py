@@ -1,4 +1,6 @@
-"""`ecrl verify` of checkpoints: exit codes, one line for each, JSON, repaired copies; a run directory is judged as ever."""
+"""`ecrl verify` of checkpoints: exit codes, one line for each, JSON, repaired copies; a run
+directory is judged as ever.
+"""
 
 from __future__ import annotations
 
@@ -46,33 +48,46 @@ def document(capsys: pytest.CaptureFixture[str]) -> Any:
     return value
 
 
-def test_a_sound_folder_is_valid_line_by_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_folder_is_valid_line_by_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(folder)]) == 0
     expected = ["step_00000030: ok", "step_00000020: ok", "step_00000010: ok"]
     assert lines(capsys) == [f"{folder}: 3 checkpoints, 3 valid, 0 refused", *expected]
 
 
-def test_what_another_checkpointer_wrote_is_no_damage_and_not_looked_at(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_another_checkpointer_wrote_is_no_damage_and_not_looked_at(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "step_00000040").mkdir()
     (folder / "step_00000040" / STEP_METADATA).write_text("{}")
     assert main(["verify", str(folder)]) == 2
     assert "another checkpointer wrote" in capsys.readouterr().err
 
 
-def test_the_exit_code_tells_some_damage_from_no_valid_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_tells_some_damage_from_no_valid_checkpoint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(folder / "step_00000020" / MODEL, 9000, 5)
     assert main(["verify", str(folder)]) == 1
-    assert lines(capsys)[2].startswith("step_00000020: refused by hash: model.safetensors does not match its BLAKE3; chunk 0 of 1, byte 9000 bit 5")
+    assert lines(capsys)[2].startswith(
+        "step_00000020: refused by hash: model.safetensors does not match its BLAKE3; chunk 0 of 1,"
+        " byte 9000 bit 5"
+    )
     for step in (10, 30):
         (folder / f"step_000000{step}" / COMMIT).unlink()
     assert main(["verify", str(folder)]) == 4
 
 
-def test_a_damaged_pointer_is_invalid_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_pointer_is_invalid_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.truncate(folder / LATEST, 3)
     assert main(["verify", str(folder)]) == 1
     out = lines(capsys)
-    assert "1 pointer damaged" in out[0] and any(line.startswith("latest.json is damaged") for line in out)
+    assert "1 pointer damaged" in out[0] and any(
+        line.startswith("latest.json is damaged") for line in out
+    )
 
 
 def test_only_set_aside_checkpoints_are_no_valid_checkpoint(folder: Path) -> None:
@@ -85,7 +100,9 @@ def test_only_set_aside_checkpoints_are_no_valid_checkpoint(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_checkpoints_are_looked_at_one_by_one(tmp_path: Path, single: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_are_looked_at_one_by_one(
+    tmp_path: Path, single: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = store_at(tmp_path)
     paths = [commit(store, step, single=single).path for step in (10, 20)]
     store.close()
@@ -100,7 +117,9 @@ def test_checkpoints_are_looked_at_one_by_one(tmp_path: Path, single: bool, caps
     assert lines(capsys)[0] == f"{copy}: 2 checkpoints, 1 valid, 1 refused"
 
 
-def test_a_checkpoint_is_looked_at_from_inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_looked_at_from_inside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder / "step_00000020")
     assert main(["verify", "."]) == 0
     flip(folder / "step_00000020" / MODEL, 9000)
@@ -122,7 +141,9 @@ def test_json_names_the_damage(folder: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_a_sample_says_so_and_says_when_it_spread(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_says_so_and_says_when_it_spread(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", str(folder), "--sample", "2"]) == 0
     assert lines(capsys)[0].endswith("2 of 3 checkpoints looked at, 2 valid, 0 refused")
     flip(folder / "step_00000010" / MODEL, 9000)
@@ -131,7 +152,9 @@ def test_a_sample_says_so_and_says_when_it_spread(folder: Path, capsys: pytest.C
     assert "one of the sample is damaged, so all were looked at" in out[0] and len(out) == 4
 
 
-def test_repaired_copies_are_written_elsewhere_and_pass(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repaired_copies_are_written_elsewhere_and_pass(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     original = {path.name: path.read_bytes() for path in (folder / "step_00000020").iterdir()}
     flip(folder / "step_00000020" / MODEL, 9000, 5)
     (folder / "step_00000010" / MODEL).unlink()
@@ -141,18 +164,29 @@ def test_repaired_copies_are_written_elsewhere_and_pass(folder: Path, tmp_path: 
     assert any(line.startswith("repaired copy, which passes the integrity check") for line in out)
     assert any(line.startswith("not repaired: step_00000010 is damaged beyond") for line in out)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_00000020"]
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "step_00000020").iterdir()} == original
-    assert verify_checkpoint(tmp_path / "out" / "step_00000020").ok and (folder / "step_00000020" / MODEL).read_bytes() == damaged
+    assert {
+        path.name: path.read_bytes() for path in (tmp_path / "out" / "step_00000020").iterdir()
+    } == original
+    assert (
+        verify_checkpoint(tmp_path / "out" / "step_00000020").ok
+        and (folder / "step_00000020" / MODEL).read_bytes() == damaged
+    )
 
 
-def test_what_was_found_is_said_where_no_copy_can_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_found_is_said_where_no_copy_can_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flip(folder / "step_00000020" / MODEL, 9000, 5)
     assert main(["verify", str(folder), "--repair", "/proc/no-folder-is-made-here"]) == 5
     out = lines(capsys)
-    assert "byte 9000 bit 5" in out[2] and out[3].startswith("not repaired: ENOENT at /proc/no-folder-is-made-here")
+    assert "byte 9000 bit 5" in out[2] and out[3].startswith(
+        "not repaired: ENOENT at /proc/no-folder-is-made-here"
+    )
 
 
-def test_bad_arguments_are_refused_before_anything_is_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused_before_anything_is_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty, run = tmp_path / "empty", tmp_path / "run"
     empty.mkdir()
     run.mkdir()
@@ -176,10 +210,15 @@ def test_bad_arguments_are_refused_before_anything_is_read(folder: Path, tmp_pat
 
 
 def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    judged = SimpleNamespace(status="valid", judged_to_step=None, to_json=lambda: {"status": "valid"})
+    judged = SimpleNamespace(
+        status="valid", judged_to_step=None, to_json=lambda: {"status": "valid"}
+    )
     monkeypatch.setattr(verify, "verify_run", lambda run, reference, known: judged)
     monkeypatch.setattr(verify, "render", lambda verdict: "it is valid")
     flip(folder / "step_00000020" / MODEL, 9000)
@@ -189,10 +228,14 @@ def test_a_run_is_judged_as_ever_and_scrubbed_when_asked(
     assert lines(capsys)[:2] == ["it is valid", f"{folder}: 3 checkpoints, 2 valid, 1 refused"]
 
 
-def test_the_checkpoints_of_a_run_must_be_its_own_and_no_larger_than_it_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checkpoints_of_a_run_must_be_its_own_and_no_larger_than_it_allows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def config_of(identity: str, max_bytes: int) -> None:
         stored = store(replace(RunConfig(), checkpoint=CheckpointConfig(max_bytes=max_bytes)))
-        (folder.parent / "config.json").write_text(json.dumps(encode(replace(stored, run_id=identity))))
+        (folder.parent / "config.json").write_text(
+            json.dumps(encode(replace(stored, run_id=identity)))
+        )
 
     config_of(RUN_ID, 2**40)
     assert main(["verify", str(folder)]) == 0
@@ -205,7 +248,10 @@ def test_the_checkpoints_of_a_run_must_be_its_own_and_no_larger_than_it_allows(f
 
 
 def test_a_folder_that_cannot_be_looked_at_hides_no_other_answer(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(folder, tmp_path / "other", symlinks=True)
     (tmp_path / "other" / "step_00000030" / "poor").touch()
@@ -221,7 +267,9 @@ def test_a_folder_that_cannot_be_looked_at_hides_no_other_answer(
     assert said.out.startswith(f"{folder}: 3 checkpoints, 3 valid") and "EMFILE" in said.err
 
 
-def test_names_that_could_write_to_a_terminal_are_masked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_could_write_to_a_terminal_are_masked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "step_00000020" / "\x1b[31mred").touch()
     (folder / ".rejected_\x1b[31m").mkdir()
     main(["verify", str(folder)])

@@ -60,13 +60,22 @@ def only(folder: Path) -> Path:
     return found
 
 
-def test_a_single_run_has_its_own_folder_and_no_manifest(started: list[RunConfig], tmp_path: Path) -> None:
+def test_a_single_run_has_its_own_folder_and_no_manifest(
+    started: list[RunConfig], tmp_path: Path
+) -> None:
     assert main(["train", "+suite=digits-cnn", "variant=blk"]) == 0
     (config,) = started
     folder = only(tmp_path / "outputs")
     assert folder.name == run_name(config) and config.variant.name == "blk"
-    assert sorted(item.name for item in folder.iterdir()) == [".hydra", "config.json", "environment.json", "failures.json"]
-    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {item.name for item in (folder / ".hydra").iterdir()}
+    assert sorted(item.name for item in folder.iterdir()) == [
+        ".hydra",
+        "config.json",
+        "environment.json",
+        "failures.json",
+    ]
+    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} <= {
+        item.name for item in (folder / ".hydra").iterdir()
+    }
 
 
 def test_no_verb_means_train(started: list[RunConfig]) -> None:
@@ -74,11 +83,15 @@ def test_no_verb_means_train(started: list[RunConfig]) -> None:
     assert started[0].seed == 3
 
 
-def test_run_dir_is_used_as_it_stands_and_nothing_beside_it(started: list[RunConfig], tmp_path: Path) -> None:
+def test_run_dir_is_used_as_it_stands_and_nothing_beside_it(
+    started: list[RunConfig], tmp_path: Path
+) -> None:
     assert main(["train", "run_dir=deep/er/my run's"]) == 2
     assert main(["train", 'run_dir="deep/er/my run\'s"']) == 0
     assert RunLayout(tmp_path / "deep" / "er" / "my run's").config.exists()
-    assert [item.name for item in tmp_path.iterdir()] == ["deep"] and len(list((tmp_path / "deep" / "er").iterdir())) == 1
+    assert [item.name for item in tmp_path.iterdir()] == ["deep"] and len(
+        list((tmp_path / "deep" / "er").iterdir())
+    ) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,9 @@ def test_run_dir_is_used_as_it_stands_and_nothing_beside_it(started: list[RunCon
         (0o022, ["private=true"], 0o700, 0o600),
     ],
 )
-def test_who_may_read_a_run(started: list[RunConfig], tmp_path: Path, umask: int, keys: list[str], folder: int, file: int) -> None:
+def test_who_may_read_a_run(
+    started: list[RunConfig], tmp_path: Path, umask: int, keys: list[str], folder: int, file: int
+) -> None:
     old = os.umask(umask)
     try:
         assert main(["train", "run_dir=run", *keys]) == 0
@@ -102,54 +117,99 @@ def test_who_may_read_a_run(started: list[RunConfig], tmp_path: Path, umask: int
     assert (tmp_path / "run" / ".hydra" / "config.yaml").stat().st_mode & 0o777 == file
 
 
-def test_a_sweep_has_a_manifest_and_a_folder_per_run(started: list[RunConfig], tmp_path: Path) -> None:
+def test_a_sweep_has_a_manifest_and_a_folder_per_run(
+    started: list[RunConfig], tmp_path: Path
+) -> None:
     assert main(ARGUMENTS) == 0
     sweep = only(tmp_path / "outputs")
     assert sweep.name.startswith("digits-cnn-")
     rows = manifest(sweep)
-    assert [row["variant"] for row in rows] == [config.variant.name for config in started] == ["ref", "blk", "ovl"]
-    assert {row["status"] for row in rows} == {"completed"} and list(rows[0]) == ["run", "run_id", "suite", "variant", "seed", "status", "reason"]
+    assert (
+        [row["variant"] for row in rows]
+        == [config.variant.name for config in started]
+        == ["ref", "blk", "ovl"]
+    )
+    assert {row["status"] for row in rows} == {"completed"} and list(rows[0]) == [
+        "run",
+        "run_id",
+        "suite",
+        "variant",
+        "seed",
+        "status",
+        "reason",
+    ]
     for row in rows:
-        assert (sweep / row["run"] / ".hydra" / "overrides.yaml").exists() and row["run_id"].startswith(row["run"][-8:])
-    assert sorted(item.name for item in sweep.iterdir()) == sorted([".hydra", ".lock", "manifest.csv", *(row["run"] for row in rows)])
+        assert (sweep / row["run"] / ".hydra" / "overrides.yaml").exists() and row[
+            "run_id"
+        ].startswith(row["run"][-8:])
+    assert sorted(item.name for item in sweep.iterdir()) == sorted(
+        [".hydra", ".lock", "manifest.csv", *(row["run"] for row in rows)]
+    )
 
 
 @pytest.mark.parametrize(("words", "composed"), [(["train", "seed=3"], 2), (["-m", "seed=3,4"], 4)])
 def test_hydra_composes_each_run_once(
-    words: list[str], composed: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    composed: int,
+    started: list[RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beside them only the command's own configuration, where it is more than one run's, and the one that nobody has touched."""
+    """Beside them only the command's own configuration, where it is more than one run's, and the
+    one that nobody has touched.
+    """
     calls: list[object] = []
     compose._bare.cache_clear()
-    monkeypatch.setattr(compose, "compose", lambda *given, real=compose.compose: calls.append(given) or real(*given))
+    monkeypatch.setattr(
+        compose, "compose", lambda *given, real=compose.compose: calls.append(given) or real(*given)
+    )
     assert main(words) == 0 and len(calls) == composed
-    recorded = [yaml.safe_load(path.read_text()) for path in sorted(tmp_path.rglob(".hydra/config.yaml"))]
+    recorded = [
+        yaml.safe_load(path.read_text()) for path in sorted(tmp_path.rglob(".hydra/config.yaml"))
+    ]
     assert [document["seed"] for document in recorded] == sorted(config.seed for config in started)
 
 
-@pytest.mark.parametrize(("words", "checked"), [(["train", "seed=3"], [True]), (["-m", "seed=3,4"], [True, False])])
+@pytest.mark.parametrize(
+    ("words", "checked"), [(["train", "seed=3"], [True]), (["-m", "seed=3,4"], [True, False])]
+)
 def test_what_is_known_of_a_run_is_worked_out_once(
-    words: list[str], checked: list[bool], started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    checked: list[bool],
+    started: list[RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Hours may lie between the start of a sweep and a later run of it: that one's directory and data are looked at again."""
+    """Hours may lie between the start of a sweep and a later run of it: that one's directory and
+    data are looked at again.
+    """
     seen: list[bool] = []
     calls: list[object] = []
     plan, check_run_dir = run_plan.plan, train_prepare.check_run_dir
     monkeypatch.setattr(run_plan, "plan", lambda config: calls.append(config) or plan(config))
-    monkeypatch.setattr(train_prepare, "check_run_dir", lambda run: calls.append(run) or check_run_dir(run))
-    use(monkeypatch, lambda planned, context: seen.append(planned.checked) or RunResult(0, "completed", ""))
+    monkeypatch.setattr(
+        train_prepare, "check_run_dir", lambda run: calls.append(run) or check_run_dir(run)
+    )
+    use(
+        monkeypatch,
+        lambda planned, context: seen.append(planned.checked) or RunResult(0, "completed", ""),
+    )
     assert main([*words, "failure=kill", "failure.steps=[40]", "reference=none"]) == 0
     assert seen == checked and len(calls) == 2 * len(checked)
 
 
-def test_the_same_sweep_finds_its_folder_again(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_sweep_finds_its_folder_again(
+    started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(ARGUMENTS) == 0
     use(monkeypatch, lambda planned, context: RunResult(0, "completed_prev", "finished before"))
     assert main(ARGUMENTS) == 0
     assert {row["status"] for row in manifest(only(tmp_path / "outputs"))} == {"completed_prev"}
 
 
-def test_runs_of_another_code_are_not_taken_up_unless_told(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_another_code_are_not_taken_up_unless_told(
+    started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = ["-m", "seed=1,2", "run_dir=all"]
     assert main(sweep) == 0
     before = (tmp_path / "all" / "manifest.csv").read_bytes()
@@ -158,19 +218,27 @@ def test_runs_of_another_code_are_not_taken_up_unless_told(started: list[RunConf
         record.write_text(record.read_text().replace('"kernel": "', '"kernel": "older-'))
     assert main(sweep) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "kernel 'older-" in said and "--mix" in said and (tmp_path / "all" / "manifest.csv").read_bytes() == before
+    assert (
+        "kernel 'older-" in said
+        and "--mix" in said
+        and (tmp_path / "all" / "manifest.csv").read_bytes() == before
+    )
     assert main([*sweep, "--mix"]) == 0
     reasons = [row["reason"] for row in manifest(tmp_path / "all")]
     assert reasons[0].startswith("mixed: kernel 'older-") and reasons[1] == ""
 
 
-def test_another_start_in_the_same_folder_keeps_the_earlier_lines(started: list[RunConfig], tmp_path: Path) -> None:
+def test_another_start_in_the_same_folder_keeps_the_earlier_lines(
+    started: list[RunConfig], tmp_path: Path
+) -> None:
     assert main(["-m", "seed=1,2", "run_dir=all"]) == 0
     assert main(["-m", "seed=2,3", "run_dir=all"]) == 0
     assert [row["seed"] for row in manifest(tmp_path / "all")] == ["1", "2", "3"]
 
 
-def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_says_running_while_a_run_runs(
+    started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def run(planned: RunPlan, context: RunContext) -> RunResult:
@@ -184,29 +252,55 @@ def test_the_manifest_says_running_while_a_run_runs(started: list[RunConfig], tm
 
 def failing(code: int, on_seed: int) -> Run:
     def run(planned: RunPlan, context: RunContext) -> RunResult:
-        return RunResult(code, "failed", "why") if planned.config.seed == on_seed else RunResult(0, "completed", "")
+        return (
+            RunResult(code, "failed", "why")
+            if planned.config.seed == on_seed
+            else RunResult(0, "completed", "")
+        )
 
     return run
 
 
-def test_a_failed_run_is_recorded_and_the_sweep_goes_on(started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_recorded_and_the_sweep_goes_on(
+    started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, failing(7, on_seed=1))
     assert main(["-m", "seed=1,2", "run_dir=all"]) == 7
-    assert [(row["status"], row["reason"]) for row in manifest(tmp_path / "all")] == [("failed", "why"), ("completed", "")]
+    assert [(row["status"], row["reason"]) for row in manifest(tmp_path / "all")] == [
+        ("failed", "why"),
+        ("completed", ""),
+    ]
 
 
 @pytest.mark.parametrize("code", [130, 143])
-def test_a_stop_leaves_the_rest_to_do(code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_leaves_the_rest_to_do(
+    code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, failing(code, on_seed=2))
     assert main(["-m", "seed=1,2,3", "run_dir=all"]) == code
-    assert [row["status"] for row in manifest(tmp_path / "all")] == ["completed", "pending", "pending"]
+    assert [row["status"] for row in manifest(tmp_path / "all")] == [
+        "completed",
+        "pending",
+        "pending",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(RunHeld("run", "held"), 8), (ConfigError("x", "y"), 2), (OSError(28, "full", "f"), 5), (ValueError("bug"), 70)]
+    ("error", "code"),
+    [
+        (RunHeld("run", "held"), 8),
+        (ConfigError("x", "y"), 2),
+        (OSError(28, "full", "f"), 5),
+        (ValueError("bug"), 70),
+    ],
 )
 def test_whatever_a_run_raises_is_a_result(
-    error: Exception, code: int, started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    code: int,
+    started: list[RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run(planned: RunPlan, context: RunContext) -> RunResult:
         if planned.config.seed == 1:
@@ -219,13 +313,22 @@ def test_whatever_a_run_raises_is_a_result(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_json_says_how_each_run_ended(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_how_each_run_ended(
+    started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "run_dir=run", "--json"]) == 0
     (ended,) = json.loads(capsys.readouterr().out).values()
-    assert ended == {"run_dir": str(tmp_path / "run"), "exit_code": 0, "status": "completed", "reason": "target reached"}
+    assert ended == {
+        "run_dir": str(tmp_path / "run"),
+        "exit_code": 0,
+        "status": "completed",
+        "reason": "target reached",
+    }
 
 
-def test_a_sweep_needs_a_folder_of_its_own(started: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_needs_a_folder_of_its_own(
+    started: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "run_dir=run"]) == 0
     assert main(["-m", "seed=1,2", "run_dir=run"]) == 2
     assert "is a run directory" in capsys.readouterr().err.splitlines()[-1]
@@ -238,7 +341,9 @@ def test_a_damaged_manifest_is_not_overwritten(started: list[RunConfig], tmp_pat
     assert (tmp_path / "all" / "manifest.csv").read_text() == "something else\n1\n"
 
 
-def test_the_configuration_is_shown_without_a_run(started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_is_shown_without_a_run(
+    started: list[RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--cfg", "job", "seed=5", "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out).values()
     assert shown["seed"] == 5 and not started and not list(tmp_path.iterdir())
@@ -252,12 +357,23 @@ def test_the_configuration_is_shown_without_a_run(started: list[RunConfig], tmp_
         "+suite=exp2 scale=cpu variant=elastic world_size=4",
         "+suite=digits-replicas variant=elastic elastic.schedule={40:1}",
         "+suite=exp3 scale=gpu failure=none",
-        "dataset=fake failure=listed failure.entries=[kill@40.backward/0.25:1,'nan@50'] setting=published",
-        "model=vit optimizer=adamw schedule=between failure=nan optimizer.lr=1e-05 target_steps=600 scale=smoke",
-        "failure=mtbf failure.mtbf_steps=30.5 recovery=checkpoint_restart state_digests=false suite_name=1e5",
+        (
+            "dataset=fake failure=listed failure.entries=[kill@40.backward/0.25:1,'nan@50']"
+            " setting=published"
+        ),
+        (
+            "model=vit optimizer=adamw schedule=between failure=nan optimizer.lr=1e-05"
+            " target_steps=600 scale=smoke"
+        ),
+        (
+            "failure=mtbf failure.mtbf_steps=30.5 recovery=checkpoint_restart state_digests=false"
+            " suite_name=1e5"
+        ),
     ],
 )
-def test_what_is_shown_can_be_fed_back(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_can_be_fed_back(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a suite of the user's own it makes the same run, and is shown as the same text."""
     monkeypatch.chdir(tmp_path)
     assert main(["train", *words.split(), "--cfg", "job"]) == 0
@@ -268,17 +384,31 @@ def test_what_is_shown_can_be_fed_back(words: str, tmp_path: Path, monkeypatch: 
     assert capsys.readouterr().out == first  # with the run's name, in which its run id is
 
 
-def test_the_runs_of_a_sweep_are_shown_as_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_runs_of_a_sweep_are_shown_as_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "seed=1,2", "--cfg", "job"]) == 0
     assert [shown["seed"] for shown in yaml.safe_load_all(capsys.readouterr().out)] == [1, 2]
 
 
 def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:
-    arms, suites, seeds = ("ref", "blk", "ovl"), [f"suite{number}" for number in range(8)], (1337, 2027, 4242)
+    arms, suites, seeds = (
+        ("ref", "blk", "ovl"),
+        [f"suite{number}" for number in range(8)],
+        (1337, 2027, 4242),
+    )
     cells = [(suite, arm, seed) for suite in suites for arm in arms for seed in seeds]
-    configs = {f"{s}-{a}-{n}": RunConfig(suite_name=s, seed=n, variant=VariantConfig(name=a)) for s, a, n in cells}
-    ordered = [configs[name] for name in fair_order({name: plan_run(config, Path(name)) for name, config in configs.items()})]
+    configs = {
+        f"{s}-{a}-{n}": RunConfig(suite_name=s, seed=n, variant=VariantConfig(name=a))
+        for s, a, n in cells
+    }
+    ordered = [
+        configs[name]
+        for name in fair_order(
+            {name: plan_run(config, Path(name)) for name, config in configs.items()}
+        )
+    ]
     assert len(ordered) == 72
     groups = [ordered[number : number + 3] for number in range(0, 72, 3)]
     assert all(len({(config.suite_name, config.seed) for config in group}) == 1 for group in groups)
@@ -287,7 +417,9 @@ def test_the_arms_of_a_suite_and_seed_take_turns_in_going_first() -> None:
     assert [first.count(arm) for arm in arms] == [8, 8, 8]
 
 
-def test_a_run_that_comes_up_again_is_done_once_and_a_value_listed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_comes_up_again_is_done_once_and_a_value_listed_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reference meets no failures: their rate is no matter to it."""
     monkeypatch.chdir(tmp_path)
     plan = prepare(parse(["--cfg", "job", "+matrix=failure-rate"]), lambda line: None)
@@ -300,15 +432,29 @@ def test_a_run_that_comes_up_again_is_done_once_and_a_value_listed_twice_is_refu
 @pytest.mark.parametrize(("matrix", "seeds"), [("exp1", 1), ("exp3", 2)])
 def test_a_matrix_is_its_published_runs_and_a_noise_floor(matrix: str, seeds: int) -> None:
     grid = compose_grid(parse(["-m", f"+matrix={matrix}"]))
-    assert grid.matrix == matrix and len({run_name(cell.config) for cell in grid.cells}) == len(grid.cells)
+    assert grid.matrix == matrix and len({run_name(cell.config) for cell in grid.cells}) == len(
+        grid.cells
+    )
     arms = Counter(cell.config.variant.name for cell in grid.cells)
     assert arms == {"ref": seeds, "blk": seeds, "ovl": seeds, "ref2": seeds}, "ref2 repeats ref"
 
 
 def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_over() -> None:
-    cells = [("ref", 0), *(("blk", mtbf) for mtbf in (100, 200, 400)), *(("ovl", mtbf) for mtbf in (100, 200, 400))]
-    failures = {mtbf: FailureConfig("mtbf", mtbf_steps=mtbf) if mtbf else FailureConfig() for mtbf in (0, 100, 200, 400)}
-    configs = {f"{arm}-{mtbf}": RunConfig(suite_name="s", variant=VariantConfig(name=arm), failure=failures[mtbf]) for arm, mtbf in cells}
+    cells = [
+        ("ref", 0),
+        *(("blk", mtbf) for mtbf in (100, 200, 400)),
+        *(("ovl", mtbf) for mtbf in (100, 200, 400)),
+    ]
+    failures = {
+        mtbf: FailureConfig("mtbf", mtbf_steps=mtbf) if mtbf else FailureConfig()
+        for mtbf in (0, 100, 200, 400)
+    }
+    configs = {
+        f"{arm}-{mtbf}": RunConfig(
+            suite_name="s", variant=VariantConfig(name=arm), failure=failures[mtbf]
+        )
+        for arm, mtbf in cells
+    }
     ordered = fair_order({name: plan_run(config, Path(name)) for name, config in configs.items()})
     assert sorted(ordered) == sorted(configs)
     assert [set(ordered[:3]), set(ordered[3:5]), set(ordered[5:])] == [
@@ -316,7 +462,11 @@ def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_ov
         {"blk-200", "ovl-200"},
         {"blk-400", "ovl-400"},
     ]
-    assert [block[0].split("-")[0] for block in (ordered[:3], ordered[3:5], ordered[5:])] == ["ref", "ovl", "blk"]
+    assert [block[0].split("-")[0] for block in (ordered[:3], ordered[3:5], ordered[5:])] == [
+        "ref",
+        "ovl",
+        "blk",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -324,14 +474,32 @@ def test_what_differs_in_the_arm_alone_stands_together_whatever_else_is_swept_ov
     [
         ("exp2", ["variant=ref,elastic"], {"exp2"}, 2),
         ("sensitivity", ["variant=ovl", "checkpoint.every=10,50"], {"cifar10-r18-between"}, 6),
-        ("storage", ["variant=ovl"], {f"cifar10-r18-late-{name}" for name in ("disk", "tmpfs", "throttled")}, 3),
-        ("state-size", ["variant=blk"], {f"cifar10-{m}-{o}" for m in ("resnet18", "resnet50", "resnet152", "vit") for o in ("sgd", "adamw")}, 8),
+        (
+            "storage",
+            ["variant=ovl"],
+            {f"cifar10-r18-late-{name}" for name in ("disk", "tmpfs", "throttled")},
+            3,
+        ),
+        (
+            "state-size",
+            ["variant=blk"],
+            {
+                f"cifar10-{m}-{o}"
+                for m in ("resnet18", "resnet50", "resnet152", "vit")
+                for o in ("sgd", "adamw")
+            },
+            8,
+        ),
         ("failure-rate", ["variant=ref,blk"], {"mtbf"}, 8),
         ("recoveries", [], {"recoveries"}, 10),
     ],
 )
-def test_a_matrix_beyond_the_published_varies_what_it_says(matrix: str, narrowed: list[str], suites: set[str], runs: int) -> None:
+def test_a_matrix_beyond_the_published_varies_what_it_says(
+    matrix: str, narrowed: list[str], suites: set[str], runs: int
+) -> None:
     grid = compose_grid(parse(["-m", f"+matrix={matrix}", "seed=1337", "scale=smoke", *narrowed]))
     assert {cell.config.suite_name for cell in grid.cells} == suites and len(grid.cells) == runs
     names = {run_name(cell.config) for cell in grid.cells}
-    assert len(names) == (5 if matrix == "failure-rate" else runs), "the reference meets no failure and is one run"
+    assert len(names) == (5 if matrix == "failure-rate" else runs), (
+        "the reference meets no failure and is one run"
+    )

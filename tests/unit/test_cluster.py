@@ -1,4 +1,6 @@
-"""Past one machine, without one: which launchers may be chosen, what srun is told, where ranks sit, what jobs say of themselves."""
+"""Past one machine, without one: which launchers may be chosen, what srun is told, where ranks sit,
+what jobs say of themselves.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.cli.prepare import TrainPlan
 from ecrl_cli.cli.submission import queued, remember
 from ecrl_cli.config.checks import check
-from ecrl_cli.config.schema import DatasetConfig, FailureConfig, ModelConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.schema import (
+    DatasetConfig,
+    FailureConfig,
+    ModelConfig,
+    RunConfig,
+    SupervisionConfig,
+)
 from ecrl_cli.errors import DEFECT, ConfigError, Stopped
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.messages import AttemptSpec
@@ -53,7 +61,12 @@ def engine(*words: str) -> list[str]:
 
 
 def test_the_two_engines_and_their_settings_are_kept_apart_from_what_describes_runs() -> None:
-    texts = engine(SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5", "hydra.launcher.additional_parameters.no-kill=true")
+    texts = engine(
+        SLURM,
+        "hydra.launcher.partition=all",
+        "hydra.launcher.timeout_min=5",
+        "hydra.launcher.additional_parameters.no-kill=true",
+    )
     assert texts[:3] == [SLURM, "hydra.launcher.partition=all", "hydra.launcher.timeout_min=5"]
     assert texts[3] == "++hydra.launcher.additional_parameters.no-kill=true"
     assert texts[-1] == "hydra.launcher.name=ecrl"
@@ -95,7 +108,9 @@ def test_an_engine_that_is_not_there_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name, **rest: None)
     assert main(["train", "dataset=digits", SLURM]) == 2
-    assert "there is no sbatch on this machine" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "there is no sbatch on this machine" in capsys.readouterr().err and not list(
+        tmp_path.iterdir()
+    )
 
 
 def small(**changes: Any) -> RunConfig:
@@ -127,16 +142,18 @@ def test_several_nodes_share_the_ranks_of_torchrun_equally(config: RunConfig, ke
         (["a"], 15, NodePlacement(("a",), 1)),
     ],
 )
-def test_ranks_sit_on_what_is_left_and_shards_stay_equal(alive: list[str], batch: int, expected: NodePlacement) -> None:
+def test_ranks_sit_on_what_is_left_and_shards_stay_equal(
+    alive: list[str], batch: int, expected: NodePlacement
+) -> None:
     assert placement_on(alive, replace(small(), global_batch=batch)) == expected
 
 
 def test_no_node_gets_more_ranks_than_it_was_meant_to() -> None:
     config = replace(small(nodes=3), world_size=6)
     assert placement_on(["a", "b"], config) == NodePlacement(("a", "b"), 4)
-    assert placement_on(["a", "b"], replace(config, global_batch=54)) == NodePlacement(("a", "b"), 2), (
-        "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
-    )
+    assert placement_on(["a", "b"], replace(config, global_batch=54)) == NodePlacement(
+        ("a", "b"), 2
+    ), "54 is no multiple of 4, and 3 ranks need 3 nodes or 1"
 
 
 @pytest.fixture
@@ -154,7 +171,11 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
             assert "a" not in nodes, "the supervisor's own"
             return tuple(node for node in nodes if node in answering)
 
-        for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[a-c]", "SLURMD_NODENAME": "a"}.items():
+        for name, value in {
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "[a-c]",
+            "SLURMD_NODENAME": "a",
+        }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
         monkeypatch.setattr(subprocess, "run", run)
@@ -166,19 +187,26 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[list[str]
     return make
 
 
-def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(allocated: Callable[[str], list[list[str]]]) -> None:
+def test_a_spare_node_of_the_allocation_takes_the_place_of_a_lost_one(
+    allocated: Callable[[str], list[list[str]]],
+) -> None:
     allocated("c")
     assert place_attempt(small(on_node_loss="requeue")) == NodePlacement(("a", "c"), 4, ("b",))
 
 
-def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_may_not_shrink_is_queued_again(
+    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = allocated("")
     assert place_attempt(small()) == NodePlacement(("a",), 2, ("b", "c"))
     assert ["scontrol", "requeue", "7"] not in told
     with pytest.raises(Stopped) as caught:
         place_attempt(small(on_node_loss="requeue"))
     assert told[-1] == ["scontrol", "requeue", "7"]
-    assert caught.value.line().startswith("E-requeued SIGTERM: b, c of the allocation does not answer") and caught.value.exit_code == 143
+    assert (
+        caught.value.line().startswith("E-requeued SIGTERM: b, c of the allocation does not answer")
+        and caught.value.exit_code == 143
+    )
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     with pytest.raises(Stopped):
@@ -187,12 +215,19 @@ def test_a_run_that_may_not_shrink_is_queued_again(allocated: Callable[[str], li
 
 
 def slurm_counts(monkeypatch: pytest.MonkeyPatch, restarts: int, *, begun: str = "") -> None:
-    """Slurm says that this job was started again `restarts` times, and refuses to requeue it. `begun`: what this process was told of that."""
+    """Slurm says that this job was started again `restarts` times, and refuses to requeue it.
+    `begun`: what this process was told of that.
+    """
 
     def run(words: list[str], **rest: Any) -> subprocess.CompletedProcess[str]:
         if words[:2] == ["scontrol", "requeue"]:
             return subprocess.CompletedProcess(words, 1, "", "Job is pending execution for job 7\n")
-        return subprocess.CompletedProcess(words, 0, f"JobId=7 JobName=ecrl JobState=COMPLETING Requeue=1 Restarts={restarts} BatchFlag=1\n", "")
+        return subprocess.CompletedProcess(
+            words,
+            0,
+            f"JobId=7 JobName=ecrl JobState=COMPLETING Requeue=1 Restarts={restarts} BatchFlag=1\n",
+            "",
+        )
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", begun)
@@ -200,20 +235,33 @@ def slurm_counts(monkeypatch: pytest.MonkeyPatch, restarts: int, *, begun: str =
     monkeypatch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize(("restarts", "begun", "code"), [(1, "", "requeued"), (2, "1", "requeued"), (0, "", "stopped"), (1, "1", "stopped")])
+@pytest.mark.parametrize(
+    ("restarts", "begun", "code"),
+    [(1, "", "requeued"), (2, "1", "requeued"), (0, "", "stopped"), (1, "1", "stopped")],
+)
 def test_a_job_that_slurm_itself_queued_again_when_it_missed_the_node_is_queued_again(
-    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch, restarts: int, begun: str, code: str
+    allocated: Callable[[str], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: int,
+    begun: str,
+    code: str,
 ) -> None:
-    """Slurm then refuses ours. Where it counts no restart more than this job began with, it refuses for another reason."""
+    """Slurm then refuses ours. Where it counts no restart more than this job began with, it refuses
+    for another reason.
+    """
     allocated("")
     monkeypatch.setattr(slurm_allocation, "allocated", lambda: ("a", "b", "c"))
     slurm_counts(monkeypatch, restarts, begun=begun)
     with pytest.raises(Stopped) as caught:
         place_attempt(small(on_node_loss="requeue"))
-    assert caught.value.line().startswith(f"E-{code} SIGTERM: b, c of the allocation does not answer")
+    assert caught.value.line().startswith(
+        f"E-{code} SIGTERM: b, c of the allocation does not answer"
+    )
 
 
-def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_fitting_allocation_nothing_starts(
+    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     allocated("bc")
     with pytest.raises(ConfigError, match="4 nodes asked, the allocation has 3"):
         place_attempt(small(nodes=4))
@@ -228,10 +276,18 @@ def test_outside_a_fitting_allocation_nothing_starts(allocated: Callable[[str], 
 
 @pytest.mark.parametrize(("code", "listed", "said"), [(1, "", "Invalid hostlist"), (0, "\n", "")])
 def test_an_allocation_whose_nodes_slurm_does_not_tell_is_an_error_of_ours(
-    allocated: Callable[[str], list[list[str]]], monkeypatch: pytest.MonkeyPatch, code: int, listed: str, said: str
+    allocated: Callable[[str], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    listed: str,
+    said: str,
 ) -> None:
     allocated("bc")
-    monkeypatch.setattr(subprocess, "run", lambda words, **rest: subprocess.CompletedProcess(words, code, listed, said))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda words, **rest: subprocess.CompletedProcess(words, code, listed, said),
+    )
     with pytest.raises(ConfigError, match=f"does not tell the nodes of .*{said}"):
         place_attempt(small())
 
@@ -241,10 +297,20 @@ def test_srun_starts_one_agent_per_node_that_never_restarts_anything(tmp_path: P
     spec = LaunchSpec(RunLayout(tmp_path), order, port=4000, nodes=("a", "b"))
     words = nodes.srun_command(spec, "meeting", tmp_path / "scratch")
     text = " ".join(words)
-    assert Path(words[0]).name == "srun" and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
-    node = f"{sys.executable} -m ecrl_cli.supervision.launch.srun_node_main meeting 2 ecrl_cli.training.worker"
+    assert (
+        Path(words[0]).name == "srun"
+        and "--nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist=a,b --overlap" in text
+    )
+    node = (
+        f"{sys.executable} -m ecrl_cli.supervision.launch.srun_node_main meeting 2"
+        " ecrl_cli.training.worker"
+    )
     assert f"{node} --nnodes 2 --nproc-per-node 2 --max-restarts 0 --rdzv-backend ecrl" in text
-    assert "--rdzv-id meeting" in text and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2") and ":4000 " in text
+    assert (
+        "--rdzv-id meeting" in text
+        and text.endswith(f"-m ecrl_cli.training.worker {tmp_path} 2")
+        and ":4000 " in text
+    )
 
 
 TOLD = """\
@@ -263,19 +329,34 @@ srun: error: n2: task 1: Exited with exit code 1
 
 
 def test_each_nodes_agent_tells_of_its_own_rank_by_our_numbers() -> None:
-    """c10d may have called the second node's ranks 0 and 1: its label and the local rank say which they are."""
+    """c10d may have called the second node's ranks 0 and 1: its label and the local rank say which
+    they are.
+    """
     found = nodes.node_failures(TOLD, 2)
     assert [(end.rank, end.exit_code, end.signal) for end in found] == [(0, 1, None), (3, None, 9)]
     assert min(found, key=nodes._explains_less).rank == 3, "the first lost its peer"
 
 
 def test_rank_0_is_where_the_supervisor_is_whatever_c10d_says() -> None:
-    given = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "b", "MASTER_PORT": "4000"}
+    given = {
+        "RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "b",
+        "MASTER_PORT": "4000",
+    }
     store = TcpStoreAddress("b", 4000, "ecrl")
     assert from_environment(given) == Rendezvous(0, 4)
-    assert from_environment({**given, "ECRL_NODE": "1"}) == Rendezvous(2, 4, store, attended=False, before=2)
-    assert from_environment({**given, "RANK": "3", "LOCAL_RANK": "1", "ECRL_NODE": "0"}) == Rendezvous(1, 4, store, attended=True)
-    assert from_environment({**given, "LOCAL_RANK": "1", "ECRL_NODE": "1"}).local_rank == 1, "the device is counted on each machine anew"
+    assert from_environment({**given, "ECRL_NODE": "1"}) == Rendezvous(
+        2, 4, store, attended=False, before=2
+    )
+    assert from_environment(
+        {**given, "RANK": "3", "LOCAL_RANK": "1", "ECRL_NODE": "0"}
+    ) == Rendezvous(1, 4, store, attended=True)
+    assert from_environment({**given, "LOCAL_RANK": "1", "ECRL_NODE": "1"}).local_rank == 1, (
+        "the device is counted on each machine anew"
+    )
 
 
 def test_a_job_has_all_its_nodes_and_one_supervisor_on_the_first() -> None:
@@ -283,7 +364,10 @@ def test_a_job_has_all_its_nodes_and_one_supervisor_on_the_first() -> None:
     made = submission.slurm_settings(given, 3, True)
     assert made["nodes"] == 1 and made["srun_args"][:2] == ["--nodes=1", "--ntasks=1"]
     assert made["additional_parameters"] == {"nodes": 3, "no-kill": True, "reservation": "mine"}
-    assert submission.slurm_settings({**given, "nodes": 4}, 1, False)["additional_parameters"] == {"nodes": 4, "reservation": "mine"}
+    assert submission.slurm_settings({**given, "nodes": 4}, 1, False)["additional_parameters"] == {
+        "nodes": 4,
+        "reservation": "mine",
+    }
 
 
 @dataclass(frozen=True)
@@ -298,30 +382,59 @@ class Handed:
 
 
 class Jobs:
-    """An engine whose jobs are calls: what each run's job does, by seed, where one that raises was lost."""
+    """An engine whose jobs are calls: what each run's job does, by seed, where one that raises was
+    lost.
+    """
 
-    def __init__(self, does: Mapping[int, Callable[[RunLayout], None]], refuses: Exception | None = None) -> None:
-        self.does, self.refuses, self.seeds, self.name = does, refuses, list[int](), "submitit_slurm"
+    def __init__(
+        self, does: Mapping[int, Callable[[RunLayout], None]], refuses: Exception | None = None
+    ) -> None:
+        self.does, self.refuses, self.seeds, self.name = (
+            does,
+            refuses,
+            list[int](),
+            "submitit_slurm",
+        )
 
-    def start(self, job: submitit_job.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool) -> list[Handed]:
+    def start(
+        self, job: submitit_job.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool
+    ) -> list[Handed]:
         if self.refuses:
             raise self.refuses
         folders = [words[-1].removeprefix("hydra.sweep.subdir=").strip("'") for words in overrides]
         self.seeds += [job.configs[folder].seed for folder in folders]
-        return [Handed(f"9_{i}", partial(self.does[job.configs[f].seed], RunLayout(Path(f)))) for i, f in enumerate(folders)]
+        return [
+            Handed(f"9_{i}", partial(self.does[job.configs[f].seed], RunLayout(Path(f))))
+            for i, f in enumerate(folders)
+        ]
 
 
 def plan_of(folder: Path, *seeds: int) -> TrainPlan:
-    base = RunConfig(dataset=DatasetConfig("digits"), model=ModelConfig("small_cnn"), failure=FailureConfig())
-    cells = {f"run-s{seed}": ComposedRun((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds}
-    return TrainPlan(folder, True, {name: plan_run(cell.config, folder / name) for name, cell in cells.items()}, cells)
+    base = RunConfig(
+        dataset=DatasetConfig("digits"), model=ModelConfig("small_cnn"), failure=FailureConfig()
+    )
+    cells = {
+        f"run-s{seed}": ComposedRun((f"seed={seed}",), replace(base, seed=seed)) for seed in seeds
+    }
+    return TrainPlan(
+        folder,
+        True,
+        {name: plan_run(cell.config, folder / name) for name, cell in cells.items()},
+        cells,
+    )
 
 
-def submitted(plan: TrainPlan, engine: Jobs) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
+def submitted(
+    plan: TrainPlan, engine: Jobs
+) -> tuple[dict[str, RunResult], dict[str, tuple[str, str]], list[str]]:
     said: list[str] = []
     results = submission.submit(plan, engine, said.append)  # type: ignore[arg-type]
     with SweepLayout(plan.folder).manifest.open() as file:
-        return results, {row["run"]: (row["status"], row["reason"]) for row in csv.DictReader(file)}, said
+        return (
+            results,
+            {row["run"]: (row["status"], row["reason"]) for row in csv.DictReader(file)},
+            said,
+        )
 
 
 def says(*result: Any) -> Callable[[RunLayout], None]:
@@ -332,7 +445,9 @@ def nothing(layout: RunLayout) -> None:
     """A job that never begins."""
 
 
-def raises(error: BaseException, first: Callable[[RunLayout], None] = nothing) -> Callable[[RunLayout], None]:
+def raises(
+    error: BaseException, first: Callable[[RunLayout], None] = nothing
+) -> Callable[[RunLayout], None]:
     """A job that does `first`, and whose end the engine tells by `error`."""
 
     def job(layout: RunLayout) -> None:
@@ -349,13 +464,19 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def squeue(words: list[str], **rest: Any) -> subprocess.CompletedProcess[bytes]:
         assert words[:3] == ["squeue", "-h", "-j"]
-        return subprocess.CompletedProcess(words, 0, b"PENDING\n") if words[3] in there else subprocess.CompletedProcess(words, 1, b"")
+        return (
+            subprocess.CompletedProcess(words, 0, b"PENDING\n")
+            if words[3] in there
+            else subprocess.CompletedProcess(words, 1, b"")
+        )
 
     monkeypatch.setattr(subprocess, "run", squeue)
     return there
 
 
-def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: Path, queue: set[str]) -> None:
+def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(
+    tmp_path: Path, queue: set[str]
+) -> None:
     working = says(8, "running", "its job is at work")
     does = {
         1: says(0, "completed", "target reached"),
@@ -365,7 +486,11 @@ def test_the_manifest_is_what_the_jobs_say_and_silence_is_no_success(tmp_path: P
         5: raises(RuntimeError("job 5 was\ncancelled")),
     }
     results, rows, _ = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does))
-    assert rows["run-s1"] == ("completed", "") and rows["run-s2"] == ("failed", "E-no-progress") and rows["run-s3"][0] == "pending"
+    assert (
+        rows["run-s1"] == ("completed", "")
+        and rows["run-s2"] == ("failed", "E-no-progress")
+        and rows["run-s3"][0] == "pending"
+    )
     assert rows["run-s4"] == ("pending", "submitit_slurm: lost"), "ended without a word"
     assert rows["run-s5"] == ("pending", "submitit_slurm: cancelled"), "never began"
     assert [result.exit_code for result in results.values()] == [0, 7, 143, 143, 143]
@@ -388,7 +513,9 @@ def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> 
     does = {
         1: raises(RuntimeError("cancelled")),
         2: long,
-        3: raises(RuntimeError("Job 9_2\nhas not produced any output (state: FAILED)\nINFO its log")),
+        3: raises(
+            RuntimeError("Job 9_2\nhas not produced any output (state: FAILED)\nINFO its log")
+        ),
     }
     record = Manifest.record
     with pytest.MonkeyPatch.context() as patch:
@@ -400,27 +527,43 @@ def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> 
         "run-s2": ("completed", ""),
         "run-s3": ("pending", "submitit_slurm: has not produced any output (state: FAILED)"),
     }
-    assert [line.split("_slurm: ")[1] for line in said if "E-engine" in line] == ["cancelled", "has not produced any output (state: FAILED)"]
+    assert [line.split("_slurm: ")[1] for line in said if "E-engine" in line] == [
+        "cancelled",
+        "has not produced any output (state: FAILED)",
+    ]
 
 
 def test_an_engine_that_takes_no_job_says_why_for_all(tmp_path: Path) -> None:
-    _, rows, _ = submitted(plan_of(tmp_path / "sweep", 1, 2), Jobs({}, RuntimeError("sbatch: error: invalid partition")))
+    _, rows, _ = submitted(
+        plan_of(tmp_path / "sweep", 1, 2),
+        Jobs({}, RuntimeError("sbatch: error: invalid partition")),
+    )
     assert set(rows.values()) == {("pending", "submitit_slurm: sbatch: error: invalid partition")}
 
 
-def test_a_job_that_waits_in_the_queue_is_not_submitted_again(tmp_path: Path, queue: set[str]) -> None:
+def test_a_job_that_waits_in_the_queue_is_not_submitted_again(
+    tmp_path: Path, queue: set[str]
+) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2)
     queue.update({"9_0", "9_1"})
     results, rows, said = submitted(plan, Jobs({1: raises(KeyboardInterrupt()), 2: nothing}))
-    assert "the same command finds them" in said[-1] and {result.exit_code for result in results.values()} == {8}
+    assert "the same command finds them" in said[-1] and {
+        result.exit_code for result in results.values()
+    } == {8}
     assert set(rows.values()) == {("pending", "its job waits in the queue")}
     queue.remove("9_1")
     again = Jobs({2: says(0, "completed", "target reached")})
     results, rows, _ = submitted(plan, again)
-    assert again.seeds == [2] and rows["run-s1"] == ("pending", "its job waits in the queue") and results["run-s1"].exit_code == 8
+    assert (
+        again.seeds == [2]
+        and rows["run-s1"] == ("pending", "its job waits in the queue")
+        and results["run-s1"].exit_code == 8
+    )
 
 
-def test_where_nobody_knows_of_a_queue_jobs_are_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_knows_of_a_queue_jobs_are_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = RunLayout(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not queued(layout), "never submitted"
@@ -434,7 +577,9 @@ def test_where_nobody_knows_of_a_queue_jobs_are_submitted(tmp_path: Path, monkey
     assert not queued(layout), "its name cannot be read"
 
 
-def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(tmp_path: Path, queue: set[str]) -> None:
+def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(
+    tmp_path: Path, queue: set[str]
+) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2)
     damaged = plan.runs["run-s1"].layout
     damaged.root.mkdir(parents=True)
@@ -444,7 +589,9 @@ def test_one_damaged_record_does_not_keep_the_others_from_being_submitted(tmp_pa
     assert rows == {"run-s1": ("failed", "E-record supervisor.json"), "run-s2": ("completed", "")}
 
 
-def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_submits_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of(tmp_path / "sweep", 1, 2, 3)
     monkeypatch.setattr(submission, "is_finished", lambda layout: layout.root.name == "run-s1")
     busy = plan.runs["run-s2"].layout
@@ -453,11 +600,17 @@ def test_the_same_command_submits_only_what_is_missing(tmp_path: Path, monkeypat
     with run_lock(busy):
         results, rows, _ = submitted(plan, jobs)
     assert jobs.seeds == [3]
-    assert {name: status for name, (status, _) in rows.items()} == {"run-s1": "completed_prev", "run-s2": "running", "run-s3": "completed"}
+    assert {name: status for name, (status, _) in rows.items()} == {
+        "run-s1": "completed_prev",
+        "run-s2": "running",
+        "run-s3": "completed",
+    }
     assert results["run-s2"].exit_code == 8
 
 
-def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path, queue: set[str]) -> None:
+def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(
+    tmp_path: Path, queue: set[str]
+) -> None:
     plan = plan_of(tmp_path / "sweep", 1)
     submitit_job.record(plan.runs["run-s1"].layout, RunResult(0, "completed", "target reached"))
     results, _, _ = submitted(plan, Jobs({1: nothing}))
@@ -465,18 +618,28 @@ def test_what_an_earlier_job_said_is_not_taken_for_this_ones_word(tmp_path: Path
 
 
 def test_who_stops_waiting_stops_no_job(tmp_path: Path, queue: set[str]) -> None:
-    results, rows, said = submitted(plan_of(tmp_path / "sweep", 1), Jobs({1: raises(KeyboardInterrupt())}))
-    assert "the jobs go on" in said[-1] and rows["run-s1"][0] == "pending" and results["run-s1"].exit_code == 143
+    results, rows, said = submitted(
+        plan_of(tmp_path / "sweep", 1), Jobs({1: raises(KeyboardInterrupt())})
+    )
+    assert (
+        "the jobs go on" in said[-1]
+        and rows["run-s1"][0] == "pending"
+        and results["run-s1"].exit_code == 143
+    )
 
 
-def attended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[], RunResult]) -> RunLayout:
+def attended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: Callable[[], RunResult]
+) -> RunLayout:
     monkeypatch.setattr(submitit_job, "run", lambda planned, context: meets())
     layout = RunLayout(tmp_path)
     submitit_job.attend(layout, RunConfig(device="cpu"))
     return layout
 
 
-def test_a_run_that_another_job_holds_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_another_job_holds_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = RunLayout(tmp_path)
     with run_lock(layout):
         result = submitit_job.attend(layout, RunConfig())
@@ -491,7 +654,9 @@ def test_a_defect_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert said and said.exit_code == DEFECT and "never thought of" in said.reason
 
 
-def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
 
     def stopped() -> RunResult:
@@ -500,7 +665,9 @@ def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_
         return RunResult(143, "failed", "E-stopped SIGTERM: stopped")
 
     before = {
-        number: signal.signal(number, lambda received, frame: order.append(signal.Signals(received).name))
+        number: signal.signal(
+            number, lambda received, frame: order.append(signal.Signals(received).name)
+        )
         for number in (signal.SIGUSR2, signal.SIGTERM)
     }
     try:
@@ -512,7 +679,9 @@ def test_the_engines_signal_stops_the_run_first_and_then_reaches_the_engine(tmp_
     assert submitit_job.recorded(layout) == RunResult(143, "failed", "E-stopped SIGTERM: stopped")
 
 
-def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_reached_its_target_is_not_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
 
     def just_in_time() -> RunResult:
@@ -520,7 +689,9 @@ def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monke
         return RunResult(0, "completed", "target reached")
 
     before = {
-        number: signal.signal(number, lambda received, frame: order.append(signal.Signals(received).name))
+        number: signal.signal(
+            number, lambda received, frame: order.append(signal.Signals(received).name)
+        )
         for number in (signal.SIGUSR2, signal.SIGTERM)
     }
     try:
@@ -531,20 +702,34 @@ def test_a_run_that_reached_its_target_is_not_started_anew(tmp_path: Path, monke
     assert order == ["SIGTERM"]
 
 
-def test_a_job_that_slurm_queued_again_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_slurm_queued_again_leaves_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = Stopped("SIGTERM", "b does not answer", code=slurm_allocation.REQUEUED).line()
     with pytest.raises(SystemExit):
         attended(tmp_path, monkeypatch, lambda: RunResult(143, "failed", line))
 
 
-def test_whoever_had_slurm_queue_a_job_again_its_stop_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost node, preemption, an administrator: the signal alone does not tell them from `scancel`."""
+def test_whoever_had_slurm_queue_a_job_again_its_stop_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost node, preemption, an administrator: the signal alone does not tell them from
+    `scancel`.
+    """
     for name in ("cancelled", "done", "queued"):
         (tmp_path / name).mkdir()
     slurm_counts(monkeypatch, 0)
     stopped = RunResult(143, "stopped", "E-stopped SIGTERM: stopped")
-    assert submitit_job.recorded(attended(tmp_path / "cancelled", monkeypatch, lambda: stopped)) == stopped
+    assert (
+        submitit_job.recorded(attended(tmp_path / "cancelled", monkeypatch, lambda: stopped))
+        == stopped
+    )
     slurm_counts(monkeypatch, 1)
-    assert submitit_job.recorded(attended(tmp_path / "done", monkeypatch, lambda: RunResult(0, "completed", ""))) is not None
+    assert (
+        submitit_job.recorded(
+            attended(tmp_path / "done", monkeypatch, lambda: RunResult(0, "completed", ""))
+        )
+        is not None
+    )
     with pytest.raises(SystemExit):
         attended(tmp_path / "queued", monkeypatch, lambda: stopped)

@@ -1,4 +1,6 @@
-"""`config.build`: every field is checked in our words, variants and scales apply, combinations that cannot work are refused."""
+"""`config.build`: every field is checked in our words, variants and scales apply, combinations that
+cannot work are refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ PLAN: dict[str, Any] = {
     "failure__steps": [400, 1225],
     "failure__rank": 1,
 }
-SMOKE = {"scale__name": "smoke", "scale__steps": 0.02, "scale__batch": 0.0625, "scale__min_every": 4, "scale__launcher": "zygote"}
+SMOKE = {
+    "scale__name": "smoke",
+    "scale__steps": 0.02,
+    "scale__batch": 0.0625,
+    "scale__min_every": 4,
+    "scale__launcher": "zygote",
+}
 
 
 def refusal(**changes: Any) -> str:
@@ -84,26 +92,41 @@ def test_divisible_or_refused_with_a_batch_that_would_do(batch: int, ranks: int)
 
 def test_an_installed_package_adds_names(monkeypatch: pytest.MonkeyPatch) -> None:
     added = EntryPoint(name="mine", value="package:builder", group="ecrl.models")
-    monkeypatch.setattr(convert, "entry_points", lambda group: [added] if group == "ecrl.models" else [])
+    monkeypatch.setattr(
+        convert, "entry_points", lambda group: [added] if group == "ecrl.models" else []
+    )
     assert build(values(model__name="mine")).model.name == "mine"
-    assert "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, nt3, mine, got 'other'" in refusal(model__name="other")
+    assert (
+        "model.name: must be one of small_cnn, resnet18, resnet50, resnet152, vit, nt3, mine, got"
+        " 'other'" in refusal(model__name="other")
+    )
     assert "dataset.name: must be one of" in refusal(dataset__name="mine")
 
 
 def test_an_unknown_key_is_named_with_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'checkpoint.evry'; did you mean checkpoint.every\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'checkpoint.evry'; did you mean checkpoint.every\?"
+    ):
         build({"checkpoint": {"evry": 5}})
 
 
 @pytest.mark.parametrize(
-    ("key", "ours"), [("optimizer.learning_rate", "optimizer.lr"), ("batch_size", "global_batch"), ("checkpoint.save_steps", "checkpoint.every")]
+    ("key", "ours"),
+    [
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("batch_size", "global_batch"),
+        ("checkpoint.save_steps", "checkpoint.every"),
+    ],
 )
 def test_a_name_that_other_trainers_use_is_answered_with_ours(key: str, ours: str) -> None:
     assert unknown_key(key).remedy == f"did you mean {ours}?"
 
 
 def test_a_name_that_nobody_registered_is_answered_with_the_nearest_or_with_how_to_add_it() -> None:
-    for name, remedy in (("resnet51", "did you mean resnet50?"), ("gpt", "an entry point in ecrl.models: see CONTRIBUTING.md")):
+    for name, remedy in (
+        ("resnet51", "did you mean resnet50?"),
+        ("gpt", "an entry point in ecrl.models: see CONTRIBUTING.md"),
+    ):
         assert remedy in refusal(model__name=name)
 
 
@@ -136,37 +159,112 @@ def test_interpolation_to_nothing_is_refused() -> None:
         ({"failure__kind": "kill", "failure__steps": [1600]}, "nothing would be left to recover"),
         ({"failure__kind": "kill", "failure__steps": [5, 5]}, "strictly increasing"),
         ({"checkpoint__format": "torch"}, "add checkpoint.layout=single"),
-        ({"supervision__spares": 1}, "supervision.spares: keeping spares needs supervision.launcher=zygote, got torchrun; add supervision=zygote"),
-        ({**LIVE, "supervision__launcher": "torchrun"}, "recovery: lossy_forward needs supervision.launcher=zygote, got torchrun"),
-        ({**LIVE, "supervision__launcher": "torchrun", "supervision__nodes": 2}, "recovery: lossy_forward needs all ranks on one machine"),
-        ({**LIVE, "elastic__replicas": 4}, "recovery: lossy_forward and elastic.replicas cannot be combined"),
-        ({**LIVE, "elastic__schedule": {100: 1}}, "recovery: lossy_forward and a planned change of the world size cannot be combined"),
-        ({**LIVE, "device": "cuda"}, "recovery: lossy_forward works with gloo on the CPU only, got device=cuda"),
-        ({**LIVE, "backend": "nccl"}, "recovery: lossy_forward works with gloo on the CPU only, got backend=nccl"),
+        (
+            {"supervision__spares": 1},
+            (
+                "supervision.spares: keeping spares needs supervision.launcher=zygote, got"
+                " torchrun; add supervision=zygote"
+            ),
+        ),
+        (
+            {**LIVE, "supervision__launcher": "torchrun"},
+            "recovery: lossy_forward needs supervision.launcher=zygote, got torchrun",
+        ),
+        (
+            {**LIVE, "supervision__launcher": "torchrun", "supervision__nodes": 2},
+            "recovery: lossy_forward needs all ranks on one machine",
+        ),
+        (
+            {**LIVE, "elastic__replicas": 4},
+            "recovery: lossy_forward and elastic.replicas cannot be combined",
+        ),
+        (
+            {**LIVE, "elastic__schedule": {100: 1}},
+            "recovery: lossy_forward and a planned change of the world size cannot be combined",
+        ),
+        (
+            {**LIVE, "device": "cuda"},
+            "recovery: lossy_forward works with gloo on the CPU only, got device=cuda",
+        ),
+        (
+            {**LIVE, "backend": "nccl"},
+            "recovery: lossy_forward works with gloo on the CPU only, got backend=nccl",
+        ),
         ({**LIVE, "world_size": 128}, "world_size: lossy_forward serves at most 64 ranks, got 128"),
-        ({**LIVE, "recovery__name": "immediate_rollback"}, "recovery: immediate_rollback needs spares: nobody could take a dead rank's place"),
-        ({"elastic__replicas": 6}, "elastic.replicas: global_batch 256 is not divisible by 6 replicas; use 4 or 8"),
-        ({"elastic__replicas": 512}, "elastic.replicas: global_batch 256 is not divisible by 512 replicas; use 256"),
-        ({"elastic__replicas": 4, "world_size": 5}, "world_size: 5 ranks cannot share 4 replicas: each needs one; use at most 4"),
+        (
+            {**LIVE, "recovery__name": "immediate_rollback"},
+            "recovery: immediate_rollback needs spares: nobody could take a dead rank's place",
+        ),
+        (
+            {"elastic__replicas": 6},
+            "elastic.replicas: global_batch 256 is not divisible by 6 replicas; use 4 or 8",
+        ),
+        (
+            {"elastic__replicas": 512},
+            "elastic.replicas: global_batch 256 is not divisible by 512 replicas; use 256",
+        ),
+        (
+            {"elastic__replicas": 4, "world_size": 5},
+            "world_size: 5 ranks cannot share 4 replicas: each needs one; use at most 4",
+        ),
         (
             {"elastic__replicas": 4, "elastic__schedule": {100: 3, 200: 8}},
             "elastic.schedule: 8 ranks from step 200 on cannot share 4 replicas; use 4",
         ),
-        ({"elastic__schedule": {100: 3}}, "elastic.schedule: 3 ranks from step 100 on do not divide global_batch 256; use 2"),
-        ({"elastic__schedule": {100: 0}}, "elastic.schedule: a world size must be >= 1, got 0 from step 100 on"),
+        (
+            {"elastic__schedule": {100: 3}},
+            "elastic.schedule: 3 ranks from step 100 on do not divide global_batch 256; use 2",
+        ),
+        (
+            {"elastic__schedule": {100: 0}},
+            "elastic.schedule: a world size must be >= 1, got 0 from step 100 on",
+        ),
         ({"elastic__schedule": {-1: 1}}, "elastic.schedule: a step must be >= 0, got -1"),
-        ({"elastic__schedule": {1600: 1}}, "elastic.schedule: step 1600 is not below target_steps 1600"),
+        (
+            {"elastic__schedule": {1600: 1}},
+            "elastic.schedule: step 1600 is not below target_steps 1600",
+        ),
         ({"elastic__schedule": {0: 3}}, "global_batch: 256 is not divisible by world size 3"),
-        ({"elastic__schedule": {100: 1}, "checkpoint__strategy": "none"}, "elastic.schedule: a change of the size goes on from a checkpoint"),
-        ({**PLAN, "elastic__schedule": {500: 1}}, "failure.rank: rank 1 does not exist with 1 rank at step 1225; use 0 to 0"),
-        ({**PLAN, "elastic__schedule": {400: 1, 500: 2}}, "failure.rank: rank 1 does not exist with 1 rank at step 400"),
-        ({"failure__kind": "mtbf"}, "failure.mtbf_steps: must be >= 1 for failure=mtbf, got 0; give a mean"),
-        ({"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__steps": [5]}, "failure.steps: [5] planned, but failure.kind is mtbf"),
-        ({"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__rank": 1}, "failure.rank: rank 1 named, but failure.kind is mtbf"),
-        ({**PLAN, "failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is kill"),
-        ({"failure__mtbf_steps": 9}, "failure.mtbf_steps: a mean is given, but failure.kind is none"),
-        ({"checkpoint__strategy": "overlapped", "checkpoint__memory_every": 5}, "checkpoint.memory_every: checkpoint=overlapped keeps nothing"),
-        ({"checkpoint__strategy": "in_memory", "supervision__nodes": 2}, "checkpoint: in_memory keeps its snapshots on one machine"),
+        (
+            {"elastic__schedule": {100: 1}, "checkpoint__strategy": "none"},
+            "elastic.schedule: a change of the size goes on from a checkpoint",
+        ),
+        (
+            {**PLAN, "elastic__schedule": {500: 1}},
+            "failure.rank: rank 1 does not exist with 1 rank at step 1225; use 0 to 0",
+        ),
+        (
+            {**PLAN, "elastic__schedule": {400: 1, 500: 2}},
+            "failure.rank: rank 1 does not exist with 1 rank at step 400",
+        ),
+        (
+            {"failure__kind": "mtbf"},
+            "failure.mtbf_steps: must be >= 1 for failure=mtbf, got 0; give a mean",
+        ),
+        (
+            {"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__steps": [5]},
+            "failure.steps: [5] planned, but failure.kind is mtbf",
+        ),
+        (
+            {"failure__kind": "mtbf", "failure__mtbf_steps": 9, "failure__rank": 1},
+            "failure.rank: rank 1 named, but failure.kind is mtbf",
+        ),
+        (
+            {**PLAN, "failure__mtbf_steps": 9},
+            "failure.mtbf_steps: a mean is given, but failure.kind is kill",
+        ),
+        (
+            {"failure__mtbf_steps": 9},
+            "failure.mtbf_steps: a mean is given, but failure.kind is none",
+        ),
+        (
+            {"checkpoint__strategy": "overlapped", "checkpoint__memory_every": 5},
+            "checkpoint.memory_every: checkpoint=overlapped keeps nothing",
+        ),
+        (
+            {"checkpoint__strategy": "in_memory", "supervision__nodes": 2},
+            "checkpoint: in_memory keeps its snapshots on one machine",
+        ),
         ({"suite_name": "../../etc"}, "names a folder"),
         ({"variant__name": ""}, "names a folder"),
         ({"optimizer__min_lr": 1.0}, "is above optimizer.lr"),
@@ -180,7 +278,12 @@ def test_what_cannot_work_together_is_refused(changes: dict[str, Any], says: str
 
 
 def test_without_checkpoints_their_interval_does_not_matter() -> None:
-    assert build(values(checkpoint__strategy="none", checkpoint__every=5000, checkpoint__final=False)).checkpoint.strategy == "none"
+    assert (
+        build(
+            values(checkpoint__strategy="none", checkpoint__every=5000, checkpoint__final=False)
+        ).checkpoint.strategy
+        == "none"
+    )
 
 
 def test_failures_without_checkpoints_are_allowed_because_honest() -> None:
@@ -202,18 +305,32 @@ def test_failure_none_over_a_suites_plan_is_meant_only_when_typed() -> None:
 def test_smoke_keeps_failures_on_and_off_the_boundary() -> None:
     small = build(values(**PLAN, **SMOKE))
     on, off = small.failure.steps
-    assert small.target_steps < 100 and on % small.checkpoint.every == 0 and off % small.checkpoint.every != 0
+    assert (
+        small.target_steps < 100
+        and on % small.checkpoint.every == 0
+        and off % small.checkpoint.every != 0
+    )
     assert small.supervision.launcher == "zygote" and small.global_batch == 16
 
 
 def test_a_scale_leaves_alone_what_was_typed() -> None:
-    typed = frozenset({"target_steps", "checkpoint.every", "failure.steps", "global_batch", "supervision.launcher"})
+    typed = frozenset(
+        {
+            "target_steps",
+            "checkpoint.every",
+            "failure.steps",
+            "global_batch",
+            "supervision.launcher",
+        }
+    )
     big, small = build(values(**PLAN)), build(values(**PLAN, **SMOKE), typed)
     assert replace(small, scale=big.scale) == big
 
 
 def test_all_arms_are_scaled_alike() -> None:
-    arms = [build(values(**PLAN, **SMOKE, variant__failures=failures)) for failures in (True, False)]
+    arms = [
+        build(values(**PLAN, **SMOKE, variant__failures=failures)) for failures in (True, False)
+    ]
     assert arms[0].target_steps == arms[1].target_steps and arms[0].checkpoint == arms[1].checkpoint
 
 
@@ -223,8 +340,16 @@ def test_all_arms_are_scaled_alike() -> None:
     every=st.integers(2, 60),
     positions=st.lists(st.integers(1, 1500), min_size=1, max_size=4, unique=True).map(sorted),
 )
-def test_every_scaled_plan_is_a_plan(factor: float, min_every: int, every: int, positions: list[int]) -> None:
-    plan = values(failure__kind="kill", failure__steps=positions, checkpoint__every=every, scale__steps=factor, scale__min_every=min_every)
+def test_every_scaled_plan_is_a_plan(
+    factor: float, min_every: int, every: int, positions: list[int]
+) -> None:
+    plan = values(
+        failure__kind="kill",
+        failure__steps=positions,
+        checkpoint__every=every,
+        scale__steps=factor,
+        scale__min_every=min_every,
+    )
     small = build(plan)
     kinds = [step % every == 0 for step in positions]
     assert [step % small.checkpoint.every == 0 for step in small.failure.steps] == kinds

@@ -1,4 +1,6 @@
-"""The schedule of world sizes: what it says at every step, that it is plain, how a scale and a variant take it."""
+"""The schedule of world sizes: what it says at every step, that it is plain, how a scale and a
+variant take it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,21 @@ def made(schedule: dict[int, int], typed: tuple[str, ...] = (), **changes: Any) 
 
 
 def test_from_that_step_on_means_behind_it() -> None:
-    assert [world_size_after(CHANGING, step) for step in (0, 399, 400, 799, 800, 1600)] == [2, 2, 1, 1, 4, 4]
-    assert [next_change(CHANGING, step) for step in (0, 399, 400, 799, 800)] == [400, 400, 800, 800, None]
+    assert [world_size_after(CHANGING, step) for step in (0, 399, 400, 799, 800, 1600)] == [
+        2,
+        2,
+        1,
+        1,
+        4,
+        4,
+    ]
+    assert [next_change(CHANGING, step) for step in (0, 399, 400, 799, 800)] == [
+        400,
+        400,
+        800,
+        800,
+        None,
+    ]
     assert [ranks_at(CHANGING, step) for step in (399, 400, 401, 800, 801)] == [2, 1, 1, 1, 4]
     assert sizes(CHANGING) == (2, 1, 4)
 
@@ -38,7 +53,9 @@ def test_without_a_schedule_nothing_changes() -> None:
     assert (next_change(RunConfig(), 0), sizes(RunConfig())) == (None, (2,))
 
 
-@pytest.mark.parametrize("schedule", [{0: 4, 400: 2}, {400: 2, 0: 4}, {0: 4, 100: 4, 400: 2, 500: 2}])
+@pytest.mark.parametrize(
+    "schedule", [{0: 4, 400: 2}, {400: 2, 0: 4}, {0: 4, 100: 4, 400: 2, 500: 2}]
+)
 def test_two_ways_to_write_the_same_sizes_are_one_run(schedule: dict[int, int]) -> None:
     config = made(schedule)
     assert (config.world_size, config.elastic.schedule) == (4, {400: 2})
@@ -49,7 +66,10 @@ def test_two_ways_to_write_the_same_sizes_are_one_run(schedule: dict[int, int]) 
 
 def test_a_typed_world_size_is_not_overruled() -> None:
     assert made({0: 4}, ("elastic.schedule.0",), world_size=2).world_size == 4
-    with pytest.raises(ConfigError, match=r"world_size: is 2, elastic\.schedule begins with 4; leave one of them out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"world_size: is 2, elastic\.schedule begins with 4; leave one of them out",
+    ):
         made({0: 4}, ("world_size", "elastic.schedule.0"), world_size=2)
 
 
@@ -68,7 +88,9 @@ def test_a_scale_keeps_the_sizes_and_moves_the_steps() -> None:
 def test_a_scale_leaves_room_for_every_change_and_a_step_behind_the_last() -> None:
     crowded = made({1450: 1, 1500: 2, 1550: 1}, **SMOKE, checkpoint__every=50)
     assert max(crowded.elastic.schedule) < crowded.target_steps
-    spread = made({400: 1, 800: 2, 1200: 1}, **SMOKE | {"scale__steps": 0.001}, checkpoint__every=50)
+    spread = made(
+        {400: 1, 800: 2, 1200: 1}, **SMOKE | {"scale__steps": 0.001}, checkpoint__every=50
+    )
     assert spread.target_steps == 2 * spread.checkpoint.every * 4
 
 
@@ -83,7 +105,10 @@ def test_a_scaled_batch_fits_every_size() -> None:
 
 
 def test_all_arms_are_scaled_alike() -> None:
-    arms = [made({400: 1}, **PLAN | {"failure__rank": 0}, **SMOKE, variant__resizes=resizes) for resizes in (True, False)]
+    arms = [
+        made({400: 1}, **PLAN | {"failure__rank": 0}, **SMOKE, variant__resizes=resizes)
+        for resizes in (True, False)
+    ]
     assert arms[0].elastic.schedule and not arms[1].elastic.schedule
     assert reference_id(arms[0]) == reference_id(arms[1])
 
@@ -92,9 +117,13 @@ def test_all_arms_are_scaled_alike() -> None:
 @given(
     factor=st.floats(0.01, 1.0),
     every=st.integers(2, 60),
-    schedule=st.dictionaries(st.integers(1, 1500), st.sampled_from((1, 2, 4)), min_size=1, max_size=4),
+    schedule=st.dictionaries(
+        st.integers(1, 1500), st.sampled_from((1, 2, 4)), min_size=1, max_size=4
+    ),
 )
-def test_every_scaled_schedule_is_a_schedule(factor: float, every: int, schedule: dict[int, int]) -> None:
+def test_every_scaled_schedule_is_a_schedule(
+    factor: float, every: int, schedule: dict[int, int]
+) -> None:
     big = made(schedule, checkpoint__every=every)
     small = made(schedule, checkpoint__every=every, scale__steps=factor, scale__min_every=2)
     assert list(small.elastic.schedule.values()) == list(big.elastic.schedule.values())
@@ -121,19 +150,39 @@ LOWER = {"elastic__on_indivisible": "lower"}
 @pytest.mark.parametrize(
     ("changes", "sizes_taken", "said"),
     [
-        ({"world_size": 7, "global_batch": 48}, (6, {}), ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"]),
-        ({"global_batch": 48, "elastic__schedule": {100: 4, 200: 5}}, (2, {100: 4}), ["elastic.schedule.200: 4 ranks instead of 5"]),
-        ({"global_batch": 48, "elastic__schedule": {0: 5, 100: 3}}, (4, {100: 3}), ["world_size: 4 ranks instead of 5"]),
-        ({"elastic__replicas": 4, "world_size": 6}, (4, {}), ["world_size: 4 ranks instead of 6, which cannot share 4 replicas"]),
+        (
+            {"world_size": 7, "global_batch": 48},
+            (6, {}),
+            ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"],
+        ),
+        (
+            {"global_batch": 48, "elastic__schedule": {100: 4, 200: 5}},
+            (2, {100: 4}),
+            ["elastic.schedule.200: 4 ranks instead of 5"],
+        ),
+        (
+            {"global_batch": 48, "elastic__schedule": {0: 5, 100: 3}},
+            (4, {100: 3}),
+            ["world_size: 4 ranks instead of 5"],
+        ),
+        (
+            {"elastic__replicas": 4, "world_size": 6},
+            (4, {}),
+            ["world_size: 4 ranks instead of 6, which cannot share 4 replicas"],
+        ),
         ({"elastic__replicas": 4, "world_size": 3}, (3, {}), []),
         ({"world_size": 4, "global_batch": 48}, (4, {}), []),
     ],
 )
-def test_a_size_that_does_not_fit_is_lowered_where_asked_and_said(changes: dict[str, Any], sizes_taken: Any, said: list[str]) -> None:
+def test_a_size_that_does_not_fit_is_lowered_where_asked_and_said(
+    changes: dict[str, Any], sizes_taken: Any, said: list[str]
+) -> None:
     told: list[str] = []
     config = build(values(**LOWER, **changes), frozenset(), told.append)
     assert (config.world_size, config.elastic.schedule) == sizes_taken
-    assert len(told) == len(said) and all(line.startswith(start) for line, start in zip(told, said, strict=True))
+    assert len(told) == len(said) and all(
+        line.startswith(start) for line, start in zip(told, said, strict=True)
+    )
 
 
 def test_what_was_lowered_is_the_run_that_was_asked_for_lower() -> None:
@@ -148,7 +197,10 @@ def test_a_size_that_the_scaled_batch_fits_is_not_lowered() -> None:
     assert (small.world_size, list(small.elastic.schedule.values()), told) == (
         5,
         [2],
-        ["scale=smoke: ranks are forked by zygote; add supervision=torchrun for the default launcher"],
+        [
+            "scale=smoke: ranks are forked by zygote; add supervision=torchrun for the default"
+            " launcher"
+        ],
     )
     assert run_id(small) == run_id(build(values(**changes), frozenset({"world_size"})))
 
@@ -159,7 +211,9 @@ def test_a_scaled_batch_keeps_two_samples_for_each_replica() -> None:
 
 
 @given(replicas=st.integers(0, 12), each=st.integers(1, 5), data=st.data())
-def test_the_ranks_share_a_window_without_gap_or_overlap(replicas: int, each: int, data: st.DataObject) -> None:
+def test_the_ranks_share_a_window_without_gap_or_overlap(
+    replicas: int, each: int, data: st.DataObject
+) -> None:
     ranks = data.draw(st.integers(1, replicas or 12))
     window = each * (replicas or ranks)
     parts = [share(window, rank, ranks, replicas) for rank in range(ranks)]
@@ -169,5 +223,16 @@ def test_the_ranks_share_a_window_without_gap_or_overlap(replicas: int, each: in
 
 def test_the_note_is_printed_once_for_all_arms() -> None:
     told: list[str] = []
-    compose_grid(parse(["-m", "world_size=7", "global_batch=48", "elastic.on_indivisible=lower", "variant=ref,blk,ovl"]), told.append)
+    compose_grid(
+        parse(
+            [
+                "-m",
+                "world_size=7",
+                "global_batch=48",
+                "elastic.on_indivisible=lower",
+                "variant=ref,blk,ovl",
+            ]
+        ),
+        told.append,
+    )
     assert told == ["world_size: 6 ranks instead of 7, which do not divide global_batch 48"]

@@ -1,4 +1,6 @@
-"""Every data set gives (x, y, sample_id), by torchvision's own reading of the files; the digits are scikit-learn's."""
+"""Every data set gives (x, y, sample_id), by torchvision's own reading of the files; the digits are
+scikit-learn's.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,43 @@ def images(root: Path) -> Path:
 
 
 def tiny_images(root: Path) -> Path:
-    """root/tinyimagenet/tiny-imagenet-200 with two classes of two training pictures each, one of them grey, and three held out."""
+    """root/tinyimagenet/tiny-imagenet-200 with two classes of two training pictures each, one of
+    them grey, and three held out.
+    """
     folder = root / "tinyimagenet" / "tiny-imagenet-200"
     for number, wnid in enumerate(("n02", "n01")):
         (folder / "train" / wnid / "images").mkdir(parents=True)
-        Image.new("RGB", (64, 64), (200, 0, 0)).save(folder / "train" / wnid / "images" / f"{wnid}_0.JPEG")
-        Image.new("L", (64, 64), 60 + number).save(folder / "train" / wnid / "images" / f"{wnid}_1.JPEG")
+        Image.new("RGB", (64, 64), (200, 0, 0)).save(
+            folder / "train" / wnid / "images" / f"{wnid}_0.JPEG"
+        )
+        Image.new("L", (64, 64), 60 + number).save(
+            folder / "train" / wnid / "images" / f"{wnid}_1.JPEG"
+        )
     (folder / "val" / "images").mkdir(parents=True)
     for name, shade in (("val_0", 10), ("val_1", 100), ("val_2", 200)):
-        Image.new("RGB", (64, 64), (shade, shade, shade)).save(folder / "val" / "images" / f"{name}.JPEG")
+        Image.new("RGB", (64, 64), (shade, shade, shade)).save(
+            folder / "val" / "images" / f"{name}.JPEG"
+        )
     rows = [("val_2.JPEG", "n01"), ("val_0.JPEG", "n02"), ("val_1.JPEG", "n01")]
-    (folder / "val" / "val_annotations.txt").write_text("".join(f"{name}\t{wnid}\t0\t0\t62\t62\n" for name, wnid in rows))
+    (folder / "val" / "val_annotations.txt").write_text(
+        "".join(f"{name}\t{wnid}\t0\t0\t62\t62\n" for name, wnid in rows)
+    )
     return folder
 
 
 def profiles(root: Path) -> Path:
-    """root/nt3 with three training profiles of 40 features and two test ones, among which is the largest value of the first feature."""
+    """root/nt3 with three training profiles of 40 features and two test ones, among which is the
+    largest value of the first feature.
+    """
     folder = root / "nt3"
     folder.mkdir(parents=True)
-    for name, rows in (("nt_train2.csv", [[1, 2.0, -8.0], [0, 1.0, 4.0], [1, 0.0, 2.0]]), ("nt_test2.csv", [[0, 4.0, 1.0], [1, 2.0, 0.0]])):
-        (folder / name).write_text("".join(",".join(map(str, [*row, *range(38)])) + "\n" for row in rows))
+    for name, rows in (
+        ("nt_train2.csv", [[1, 2.0, -8.0], [0, 1.0, 4.0], [1, 0.0, 2.0]]),
+        ("nt_test2.csv", [[0, 4.0, 1.0], [1, 2.0, 0.0]]),
+    ):
+        (folder / name).write_text(
+            "".join(",".join(map(str, [*row, *range(38)])) + "\n" for row in rows)
+        )
     return folder
 
 
@@ -64,10 +83,18 @@ def everything(dataset: SampleSet) -> tuple[np.ndarray, np.ndarray]:
 
 
 def copy_of(name: str, root: Path) -> DatasetConfig:
-    writers = {"cifar10": write_cifar10, "cifar100": write_cifar100, "imagefolder": images, "tinyimagenet": tiny_images, "nt3": profiles}
+    writers = {
+        "cifar10": write_cifar10,
+        "cifar100": write_cifar100,
+        "imagefolder": images,
+        "tinyimagenet": tiny_images,
+        "nt3": profiles,
+    }
     if name in writers:
         writers[name](root)
-    return DatasetConfig(name=name, root=str(root), checksum="none", download=False, size=30, image_size=16)
+    return DatasetConfig(
+        name=name, root=str(root), checksum="none", download=False, size=30, image_size=16
+    )
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -82,12 +109,17 @@ def test_every_data_set_gives_inputs_labels_and_ids(name: str, tmp_path: Path) -
     backwards = np.arange(len(dataset))[::-1].copy()
     pixels, labels = dataset.fetch(backwards)
     assert np.array_equal(pixels[::-1], everything(dataset)[0])
-    assert (str(pixels.dtype), str(labels.dtype)) == ("float32" if name == "nt3" else "uint8", "int64")
+    assert (str(pixels.dtype), str(labels.dtype)) == (
+        "float32" if name == "nt3" else "uint8",
+        "int64",
+    )
 
 
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_data_set_gives_batches_that_a_model_learns_from(name: str, augment: bool, tmp_path: Path) -> None:
+def test_every_data_set_gives_batches_that_a_model_learns_from(
+    name: str, augment: bool, tmp_path: Path
+) -> None:
     dataset = build_dataset(copy_of(name, tmp_path))
     batch = BatchLoader(dataset, seed=1, augment=augment).batch(0, np.arange(3))
     assert batch.inputs_hash == inputs_hash(batch.x.numpy(), np.arange(3))
@@ -96,13 +128,26 @@ def test_every_data_set_gives_batches_that_a_model_learns_from(name: str, augmen
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    """Against digests of what `load_digits` of scikit-learn 1.9.1 returned, and of what ranks were served while it was read there."""
+    """Against digests of what `load_digits` of scikit-learn 1.9.1 returned, and of what ranks were
+    served while it was read there.
+    """
     dataset = build_dataset(DatasetConfig())
     pixels, labels = everything(dataset)
-    assert hashlib.sha256(pixels.tobytes()).hexdigest() == "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
-    assert hashlib.sha256(labels.tobytes()).hexdigest() == "a3c91c262eddcf7ba8f0e37507c30284493c9b20412ffe4af30d536401f7ba21"
-    served = BatchLoader(dataset, seed=1337, augment=True, digest="sha256").batch(3, np.arange(0, 1797, 7))
-    assert served.inputs_hash == "sha256:694ce7cfef50748c3d829d1f94f67021489e0ab5172843a0fe234840d90fca95"
+    assert (
+        hashlib.sha256(pixels.tobytes()).hexdigest()
+        == "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
+    )
+    assert (
+        hashlib.sha256(labels.tobytes()).hexdigest()
+        == "a3c91c262eddcf7ba8f0e37507c30284493c9b20412ffe4af30d536401f7ba21"
+    )
+    served = BatchLoader(dataset, seed=1337, augment=True, digest="sha256").batch(
+        3, np.arange(0, 1797, 7)
+    )
+    assert (
+        served.inputs_hash
+        == "sha256:694ce7cfef50748c3d829d1f94f67021489e0ab5172843a0fe234840d90fca95"
+    )
 
 
 def test_a_digit_is_shifted_but_never_mirrored() -> None:
@@ -126,7 +171,9 @@ def test_digits_and_the_small_models_do_without_slow_imports() -> None:
         "[build(ModelConfig(name=name), 10, (1, 8, 8)) for name in ('small_cnn', 'vit')]\n"
         "sys.exit(' '.join({'torchvision', 'pandas'} & set(sys.modules)) or 0)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -139,16 +186,28 @@ def test_a_cifar10_copy_is_read_whole_and_in_order(tmp_path: Path) -> None:
 
 
 def test_the_table_of_sums_is_torchvisions() -> None:
-    for name, kind in (("cifar10", torchvision_datasets.CIFAR10), ("cifar100", torchvision_datasets.CIFAR100)):
-        expected = dict([*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]])
+    for name, kind in (
+        ("cifar10", torchvision_datasets.CIFAR10),
+        ("cifar100", torchvision_datasets.CIFAR100),
+    ):
+        expected = dict(
+            [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
+        )
         ours = ARCHIVES[name]
-        assert (ours.files, ours.folder, ours.url, ours.md5) == (expected, kind.base_folder, kind.url, kind.tgz_md5)
+        assert (ours.files, ours.folder, ours.url, ours.md5) == (
+            expected,
+            kind.base_folder,
+            kind.url,
+            kind.tgz_md5,
+        )
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_a_copy_is_refused_where_the_official_sums_are_asked_for(name: str, tmp_path: Path) -> None:
     copy_of(name, tmp_path)
-    with pytest.raises(DatasetError, match=r"md5 mismatch \(expected .*, got .*dataset\.checksum=none"):
+    with pytest.raises(
+        DatasetError, match=r"md5 mismatch \(expected .*, got .*dataset\.checksum=none"
+    ):
         build_dataset(DatasetConfig(name=name, root=str(tmp_path)))
 
 
@@ -170,7 +229,8 @@ def test_without_sums_a_damaged_file_is_one_clear_line(damage: bytes, tmp_path: 
 def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
     write_cifar100(tmp_path).parent.rename(tmp_path / "elsewhere")
     config = copy_of("cifar10", tmp_path)
-    source = (tmp_path / "elsewhere" / "cifar-100-python" / "test").read_bytes()  # fine labels 4 to 7, read as cifar10: in range
+    # fine labels 4 to 7, read as cifar10: in range
+    source = (tmp_path / "elsewhere" / "cifar-100-python" / "test").read_bytes()
     folder = tmp_path / "cifar10" / "cifar-10-batches-py"
     (folder / "data_batch_1").write_bytes(source.replace(b"K\x07", b"K\x0b"))
     with pytest.raises(DatasetError, match=r"not as many of each in 0\.\.9"):
@@ -180,7 +240,11 @@ def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
 def test_an_image_folder_is_resized_and_ordered_by_class_and_path(tmp_path: Path) -> None:
     dataset = build_dataset(copy_of("imagefolder", tmp_path))
     pixels, labels = everything(dataset)
-    assert (pixels.shape, labels.tolist(), dataset.traits.classes) == ((4, 3, 16, 16), [0, 0, 1, 1], 2)
+    assert (pixels.shape, labels.tolist(), dataset.traits.classes) == (
+        (4, 3, 16, 16),
+        [0, 0, 1, 1],
+        2,
+    )
     assert pixels[2, :, 0, 0].tolist() == [200, 0, 0]
     assert pixels[3, :, 5, 5].tolist() == [77, 77, 77]
 
@@ -192,17 +256,28 @@ def test_a_damaged_image_is_named_with_its_sample(tmp_path: Path) -> None:
         everything(build_dataset(config))
 
 
-def test_tiny_imagenet_is_ordered_by_class_and_its_validation_labels_come_from_the_annotations(tmp_path: Path) -> None:
+def test_tiny_imagenet_is_ordered_by_class_and_its_validation_labels_come_from_the_annotations(
+    tmp_path: Path,
+) -> None:
     config = copy_of("tinyimagenet", tmp_path)
     train, held_out = TinyImageNetWithIDs(config), TinyImageNetWithIDs(config, "val")
     pixels, labels = everything(train)
-    assert (pixels.shape, labels.tolist(), train.traits.classes) == ((4, 3, 64, 64), [0, 0, 1, 1], 2)
+    assert (pixels.shape, labels.tolist(), train.traits.classes) == (
+        (4, 3, 64, 64),
+        [0, 0, 1, 1],
+        2,
+    )
     assert abs(int(pixels[0, 0, 5, 5]) - 200) < 5 and abs(int(pixels[1, 2, 5, 5]) - 61) < 3
     pixels, labels = everything(held_out)
-    assert (labels.tolist(), [int(shade) // 50 for shade in pixels[:, 0, 5, 5]]) == ([1, 0, 0], [0, 2, 4])
+    assert (labels.tolist(), [int(shade) // 50 for shade in pixels[:, 0, 5, 5]]) == (
+        [1, 0, 0],
+        [0, 2, 4],
+    )
 
 
-def test_nt3_is_scaled_by_the_largest_value_of_both_files_with_the_label_first(tmp_path: Path) -> None:
+def test_nt3_is_scaled_by_the_largest_value_of_both_files_with_the_label_first(
+    tmp_path: Path,
+) -> None:
     config = copy_of("nt3", tmp_path)
     values, labels = everything(NT3WithIDs(config))
     assert (values.shape, labels.tolist()) == ((3, 1, 1, 40), [1, 0, 1])
@@ -214,14 +289,27 @@ def test_nt3_is_scaled_by_the_largest_value_of_both_files_with_the_label_first(t
 @pytest.mark.parametrize(
     ("name", "gone", "address"),
     [
-        ("tinyimagenet", "tiny-imagenet-200/val/val_annotations.txt", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
-        ("nt3", "nt_test2.csv", "http://ftp.mcs.anl.gov/pub/candle/public/benchmarks/Pilot1/normal-tumor/"),
+        (
+            "tinyimagenet",
+            "tiny-imagenet-200/val/val_annotations.txt",
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        ),
+        (
+            "nt3",
+            "nt_test2.csv",
+            "http://ftp.mcs.anl.gov/pub/candle/public/benchmarks/Pilot1/normal-tumor/",
+        ),
     ],
 )
-def test_what_is_missing_is_named_with_its_public_address(name: str, gone: str, address: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_named_with_its_public_address(
+    name: str, gone: str, address: str, tmp_path: Path
+) -> None:
     config = copy_of(name, tmp_path)
     (tmp_path / name / gone).unlink()
-    with pytest.raises(DatasetError, match=rf"{name} is not there: .*{gone.rpartition('/')[2]} is missing; .*{address}"):
+    with pytest.raises(
+        DatasetError,
+        match=rf"{name} is not there: .*{gone.rpartition('/')[2]} is missing; .*{address}",
+    ):
         build_dataset(config)
 
 
@@ -233,7 +321,9 @@ def test_a_damaged_profile_is_one_clear_line(damage: str, tmp_path: Path) -> Non
         build_dataset(config)
 
 
-def test_an_annotation_of_an_unknown_class_or_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_an_annotation_of_an_unknown_class_or_a_picture_of_another_size_is_refused(
+    tmp_path: Path,
+) -> None:
     config = copy_of("tinyimagenet", tmp_path)
     folder = tmp_path / "tinyimagenet" / "tiny-imagenet-200"
     Image.new("RGB", (32, 32)).save(folder / "train" / "n01" / "images" / "n01_0.JPEG")
@@ -245,7 +335,9 @@ def test_an_annotation_of_an_unknown_class_or_a_picture_of_another_size_is_refus
 
 
 def test_fake_samples_depend_on_their_id_only() -> None:
-    dataset = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
+    dataset = build_dataset(
+        DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1)
+    )
     again = build_dataset(DatasetConfig(name="fake", size=30, classes=7, image_size=8, channels=1))
     torch.manual_seed(99)
     one, _ = dataset.fetch(np.array([11, 4]))
@@ -256,5 +348,11 @@ def test_fake_samples_depend_on_their_id_only() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown dataset 'cifar11'; did you mean cifar10\? known: digits, cifar10, .*tinyimagenet, nt3, fake"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"unknown dataset 'cifar11'; did you mean cifar10\? known: digits, cifar10,"
+            r" .*tinyimagenet, nt3, fake"
+        ),
+    ):
         REGISTRY.load("cifar11")

@@ -12,12 +12,22 @@ from blake3 import blake3
 
 from ecrl_cli.config.schema import DatasetConfig
 from ecrl_cli.data.datasets import build_dataset
-from ecrl_cli.data.loading import BatchLoader, augment, describe, draws, inputs_hash, integers, philox4x32
+from ecrl_cli.data.loading import (
+    BatchLoader,
+    augment,
+    describe,
+    draws,
+    inputs_hash,
+    integers,
+    philox4x32,
+)
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo, SampleSet
 from ecrl_cli.records.events import DatasetRecord
 
-TRAITS = DatasetInfo("pictures", classes=5, shape=(3, 32, 32), mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1))
+TRAITS = DatasetInfo(
+    "pictures", classes=5, shape=(3, 32, 32), mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1)
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +54,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_philox_gives_the_published_answers(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
+def test_philox_gives_the_published_answers(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
     assert philox4x32(np.array([counter], dtype=np.uint64), key)[0].tolist() == list(expected)
 
 
@@ -65,16 +77,24 @@ def test_a_sample_looks_the_same_in_any_batch(pictures: SampleSet) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_the_shards_of_any_world_size_make_the_same_window(pictures: SampleSet, world_size: int) -> None:
+def test_the_shards_of_any_world_size_make_the_same_window(
+    pictures: SampleSet, world_size: int
+) -> None:
     sampler = ResumableGlobalBatchSampler(64, 24, seed=3)
-    shards = [BatchLoader(pictures, 3, augment=True).batch(1, sampler.shard(r, world_size)) for r in range(world_size)]
+    shards = [
+        BatchLoader(pictures, 3, augment=True).batch(1, sampler.shard(r, world_size))
+        for r in range(world_size)
+    ]
     whole = BatchLoader(pictures, 3, augment=True).batch(1, sampler.window())
     assert torch.equal(torch.cat([part.x for part in shards]), whole.x)
 
 
 def test_a_sample_looks_different_in_other_epochs_and_seeds(pictures: SampleSet) -> None:
     everything = np.arange(64)
-    looks = [BatchLoader(pictures, seed, augment=True).batch(epoch, everything).x for seed, epoch in ((3, 0), (3, 1), (4, 0))]
+    looks = [
+        BatchLoader(pictures, seed, augment=True).batch(epoch, everything).x
+        for seed, epoch in ((3, 0), (3, 1), (4, 0))
+    ]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         changed = (looks[one] != looks[other]).flatten(1).any(dim=1)
         assert int(changed.sum()) > 48  # the same crop and flip twice happens once in 162
@@ -94,7 +114,10 @@ def test_a_crop_is_a_shifted_and_perhaps_mirrored_image_with_zeros_around() -> N
 def test_without_augmentation_a_sample_is_itself_normalised(pictures: SampleSet) -> None:
     batch = BatchLoader(pictures, 3, augment=False).batch(5, ids(7))
     pixels, _ = pictures.fetch(ids(7))
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (TRAITS.mean, TRAITS.std))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1)
+        for values in (TRAITS.mean, TRAITS.std)
+    )
     expected = (torch.from_numpy(pixels).double() / 255 - mean) / std
     assert (batch.x.double() - expected).abs().max() < 1e-5
     x, y, sample_id = pictures[7]
@@ -104,7 +127,11 @@ def test_without_augmentation_a_sample_is_itself_normalised(pictures: SampleSet)
 
 def test_a_batch_has_its_types_and_the_hash_of_its_inputs(pictures: SampleSet) -> None:
     batch = BatchLoader(pictures, 3, augment=True).batch(0, ids(1, 2))
-    assert (batch.x.dtype, tuple(batch.x.shape), batch.y.dtype) == (torch.float32, (2, 3, 32, 32), torch.int64)
+    assert (batch.x.dtype, tuple(batch.x.shape), batch.y.dtype) == (
+        torch.float32,
+        (2, 3, 32, 32),
+        torch.int64,
+    )
     assert batch.ids.tolist() == [1, 2]
     assert batch.inputs_hash == inputs_hash(batch.x.numpy(), ids(1, 2))
 
@@ -113,10 +140,18 @@ def number(text: str) -> int:
     return int(text.partition(":")[2], 16)
 
 
-def test_the_hash_of_inputs_adds_up_over_any_shards_and_sees_every_bit_and_name(pictures: SampleSet) -> None:
+def test_the_hash_of_inputs_adds_up_over_any_shards_and_sees_every_bit_and_name(
+    pictures: SampleSet,
+) -> None:
     x = BatchLoader(pictures, 3, augment=True).batch(0, ids(1, 2, 3)).x.numpy()
     one = (1).to_bytes(8, "little") + x[0].tobytes()
-    whole, parts = inputs_hash(x, ids(1, 2, 3)), [inputs_hash(x[:1], ids(1)), inputs_hash(x[1:], ids(2, 3))]
+    whole, parts = (
+        inputs_hash(x, ids(1, 2, 3)),
+        [
+            inputs_hash(x[:1], ids(1)),
+            inputs_hash(x[1:], ids(2, 3)),
+        ],
+    )
     assert parts[0] == f"blake3:{blake3(one).hexdigest()}"
     assert inputs_hash(x[:1], ids(1), "sha256") == f"sha256:{hashlib.sha256(one).hexdigest()}"
     assert number(whole) == sum(map(number, parts)) % 2**256

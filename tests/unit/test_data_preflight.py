@@ -16,7 +16,9 @@ from tests.unit.cifar_copy import write_cifar10
 
 
 def config(root: Path, **fields: object) -> DatasetConfig:
-    return dataclasses.replace(DatasetConfig(name="cifar10", root=str(root), download=False), **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        DatasetConfig(name="cifar10", root=str(root), download=False), **fields
+    )  # type: ignore[arg-type]
 
 
 def official(monkeypatch: pytest.MonkeyPatch, folder: Path, archive: Path | None = None) -> None:
@@ -24,7 +26,9 @@ def official(monkeypatch: pytest.MonkeyPatch, folder: Path, archive: Path | None
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     ours = dataclasses.replace(ARCHIVES["cifar10"], files=sums)
     if archive:
-        ours = dataclasses.replace(ours, url=archive.as_uri(), md5=hashlib.md5(archive.read_bytes()).hexdigest())
+        ours = dataclasses.replace(
+            ours, url=archive.as_uri(), md5=hashlib.md5(archive.read_bytes()).hexdigest()
+        )
     monkeypatch.setitem(ARCHIVES, "cifar10", ours)
 
 
@@ -54,13 +58,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         check(config(tmp_path, checksum="none"))
 
 
-def test_the_official_sums_pass_and_one_changed_byte_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_official_sums_pass_and_one_changed_byte_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_cifar10(tmp_path)
     official(monkeypatch, folder)
     check(config(tmp_path))
     path = folder / "test_batch"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    expected, got = ARCHIVES["cifar10"].files["test_batch"], hashlib.md5(path.read_bytes()).hexdigest()
+    expected, got = (
+        ARCHIVES["cifar10"].files["test_batch"],
+        hashlib.md5(path.read_bytes()).hexdigest(),
+    )
     with pytest.raises(DatasetError) as caught:
         check(config(tmp_path))
     assert f"{path} md5 mismatch (expected {expected}, got {got})" in caught.value.fact
@@ -107,17 +116,23 @@ def test_known_sizes(tmp_path: Path) -> None:
     assert known_size(config(tmp_path, checksum="none")) is None
 
 
-def test_what_is_missing_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_downloaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_cifar10(tmp_path / "source")
     official(monkeypatch, source, packed(source, tmp_path / "archive.tar.gz"))
     home, lines = tmp_path / "data", list[str]()
     prepare(config(home, download=True), lines.append)
     prepare(config(home, download=True), lines.append)
-    assert {path.name: path.read_bytes() for path in (home / "cifar10" / source.name).iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert {
+        path.name: path.read_bytes() for path in (home / "cifar10" / source.name).iterdir()
+    } == {p.name: p.read_bytes() for p in source.iterdir()}
     assert len(lines) == 1
 
 
-def test_a_download_with_another_sum_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_with_another_sum_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_cifar10(tmp_path / "source")
     archive = packed(source, tmp_path / "archive.tar.gz")
     official(monkeypatch, source, archive)
@@ -127,7 +142,9 @@ def test_a_download_with_another_sum_is_refused_and_leaves_nothing(tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
-def test_without_a_network_the_folder_and_the_way_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_folder_and_the_way_out_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_cifar10(tmp_path / "source")
     archive = packed(source, tmp_path / "archive.tar.gz")
     official(monkeypatch, source, archive)
@@ -140,7 +157,9 @@ def test_without_a_network_the_folder_and_the_way_out_are_named(tmp_path: Path, 
     assert not (tmp_path / "data").exists()
 
 
-def test_a_damaged_copy_is_not_overwritten_by_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_copy_is_not_overwritten_by_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_cifar10(tmp_path / "source")
     official(monkeypatch, source, packed(source, tmp_path / "archive.tar.gz"))
     mine = write_cifar10(tmp_path / "mine")

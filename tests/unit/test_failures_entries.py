@@ -1,4 +1,6 @@
-"""The grammar of planned failures: what is written is read back, what is no failure is refused in its own words, a scale keeps its kind."""
+"""The grammar of planned failures: what is written is read back, what is no failure is refused in
+its own words, a scale keeps its kind.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ecrl_cli.errors import ConfigError
 
 NUMBERS = st.floats(0, 1e6, allow_nan=False)
 SHARES = st.none() | st.floats(0, 1)
-WHO = st.sampled_from(["all", "node", ()]) | st.sets(st.integers(0, 99), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
+WHO = st.sampled_from(["all", "node", ()]) | st.sets(st.integers(0, 99), min_size=1).map(
+    lambda ranks: tuple(sorted(ranks))
+)
 POINTS = st.sampled_from(["", "half_part", "half_part:model.safetensors", "after_rename"])
 
 
@@ -28,7 +32,9 @@ POINTS = st.sampled_from(["", "half_part", "half_part:model.safetensors", "after
     st.none() | NUMBERS,
     POINTS,
 )
-def test_an_entry_is_read_back_as_it_was_written(what: str, step: int, moment: str, share: Any, who: Any, seconds: Any, point: str) -> None:
+def test_an_entry_is_read_back_as_it_was_written(
+    what: str, step: int, moment: str, share: Any, who: Any, seconds: Any, point: str
+) -> None:
     entry = Entry(what, step, moment, share, who, seconds, point)
     assert parse(str(entry)) == entry
 
@@ -81,7 +87,12 @@ def test_what_is_no_failure_is_quoted_and_refused(text: str, fact: str) -> None:
     assert caught.value.key == "failure.entries"
 
 
-BASE: dict[str, Any] = {"target_steps": 100, "checkpoint": {"every": 10}, "world_size": 2, "global_batch": 8}
+BASE: dict[str, Any] = {
+    "target_steps": 100,
+    "checkpoint": {"every": 10},
+    "world_size": 2,
+    "global_batch": 8,
+}
 
 
 def listed(*entries: str, typed: frozenset[str] = frozenset(), **more: Any) -> Any:
@@ -115,21 +126,36 @@ def test_a_list_needs_its_kind_and_the_kind_its_list() -> None:
 
 def test_a_scale_moves_listed_failures_and_keeps_them_on_or_off_the_boundary() -> None:
     scale = {"name": "smoke", "steps": 0.1, "min_every": 4}
-    small = listed("kill@40:1", "kill@73.forward:0", "nan@40:0", "kill@0.start:1", "kill@2.5s:1", scale=scale)
+    small = listed(
+        "kill@40:1", "kill@73.forward:0", "nan@40:0", "kill@0.start:1", "kill@2.5s:1", scale=scale
+    )
     assert small.checkpoint.every == 4 and small.target_steps < 100
     on, off, same, start, timed = map(parse, small.failure.entries)
     assert on.step % 4 == 0 and off.step % 4 != 0 and on.step < off.step < small.target_steps
     assert (same.step, start.step, timed.after_s) == (on.step, 0, 2.5)
     assert replace(on, step=0) == replace(parse("kill@40:1"), step=0)
-    assert listed("kill@40:1", scale=scale, typed=frozenset({"failure.entries", "target_steps"})).failure.entries == ("kill@40:1",)
+    assert listed(
+        "kill@40:1", scale=scale, typed=frozenset({"failure.entries", "target_steps"})
+    ).failure.entries == ("kill@40:1",)
 
 
 @pytest.mark.parametrize("kind", ["exit", "mtbf", "enospc", "listed", "kill"])
 def test_a_kind_that_was_typed_over_a_plan_takes_what_it_uses(kind: str) -> None:
     plan = {"steps": [15], "rank": 1, "mtbf_steps": 9, "entries": ["kill@4"]}
     failure = build({**BASE, "failure": {**plan, "kind": kind}}, frozenset({"failure"})).failure
-    kept = {"exit": ((15,), 0), "mtbf": ((), 0), "enospc": ((15,), 0), "listed": ((), 0), "kill": ((15,), 1)}[kind]
+    kept = {
+        "exit": ((15,), 0),
+        "mtbf": ((), 0),
+        "enospc": ((15,), 0),
+        "listed": ((), 0),
+        "kill": ((15,), 1),
+    }[kind]
     assert (failure.steps, failure.rank) == kept
-    assert bool(failure.mtbf_steps) == (kind == "mtbf") and bool(failure.entries) == (kind == "listed")
+    assert bool(failure.mtbf_steps) == (kind == "mtbf") and bool(failure.entries) == (
+        kind == "listed"
+    )
     with pytest.raises(ConfigError):
-        build({**BASE, "failure": {**plan, "kind": kind}}, frozenset({"failure", "failure.rank", "failure.steps", "failure.mtbf_steps"}))
+        build(
+            {**BASE, "failure": {**plan, "kind": kind}},
+            frozenset({"failure", "failure.rank", "failure.steps", "failure.mtbf_steps"}),
+        )

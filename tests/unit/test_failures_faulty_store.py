@@ -1,4 +1,6 @@
-"""A save meets what is planned for it: once, at its point, in whichever process writes; the next one is as ever."""
+"""A save meets what is planned for it: once, at its point, in whichever process writes; the next
+one is as ever.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ from tests.unit.checkpoint_support import CONFIG, image
 from tests.unit.test_checkpoint_train_state import Run, config, lines
 
 
-def entry(kind: str, step: int = 2, point: str = "half_part", index: int = 0, seconds: float = 0.0) -> PlannedFailure:
+def entry(
+    kind: str, step: int = 2, point: str = "half_part", index: int = 0, seconds: float = 0.0
+) -> PlannedFailure:
     return PlannedFailure(index, kind, 0, step, "save", point=point, seconds=seconds)
 
 
 def strategy(run: Run, root: Path, *planned: PlannedFailure) -> Strategy:
     layout = RunLayout(root)
     clock = SpanClock(Journal(layout.attempt(0).spans(0)), 0, monotonic(), "compute")
-    store = store_for(layout.checkpoints, StoreConfig.of(config(), run_id(config())), layout, planned)
+    store = store_for(
+        layout.checkpoints, StoreConfig.of(config(), run_id(config())), layout, planned
+    )
     made = make_strategy(StrategyInputs(config(), run.train_state, layout, 0, clock, store))
     made.prepare()
     return made
@@ -62,12 +68,21 @@ def test_without_such_a_failure_the_store_is_the_plain_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("kind", "name"), [("enospc", "write: ENOSPC"), ("eio", "fsync: EIO")])
-@pytest.mark.parametrize("point", ["half_part", "before_manifest", "half_part:optimizer.safetensors"])
-def test_one_save_fails_and_the_next_is_as_ever(tmp_path: Path, kind: str, name: str, point: str) -> None:
+@pytest.mark.parametrize(
+    "point", ["half_part", "before_manifest", "half_part:optimizer.safetensors"]
+)
+def test_one_save_fails_and_the_next_is_as_ever(
+    tmp_path: Path, kind: str, name: str, point: str
+) -> None:
     run = Run()
     strategist = strategy(run, tmp_path, entry(kind, point=point))
     save(run, strategist, 4)
-    assert [(line.event, line.global_step) for line in ends(tmp_path)] == [("committed", 1), ("failed", 2), ("committed", 3), ("committed", 4)]
+    assert [(line.event, line.global_step) for line in ends(tmp_path)] == [
+        ("committed", 1),
+        ("failed", 2),
+        ("committed", 3),
+        ("committed", 4),
+    ]
     assert name in str(ends(tmp_path)[1].reason)
     (fired,) = read_fired(RunLayout(tmp_path))
     assert (fired.kind, fired.global_step, fired.at_step, fired.attempt) == (kind, 2, 2, 0)
@@ -76,30 +91,52 @@ def test_one_save_fails_and_the_next_is_as_ever(tmp_path: Path, kind: str, name:
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["group", "single"])
-@pytest.mark.parametrize("mode", [(True, True, True), (True, True, False), (False, False, False)], ids=["dirsync", "nodirsync", "unsafe"])
-def test_what_is_not_refused_fails_the_save_at_its_point_and_what_is_refused_would_not(tmp_path: Path, mode: tuple[bool, ...], single: bool) -> None:
+@pytest.mark.parametrize(
+    "mode",
+    [(True, True, True), (True, True, False), (False, False, False)],
+    ids=["dirsync", "nodirsync", "unsafe"],
+)
+def test_what_is_not_refused_fails_the_save_at_its_point_and_what_is_refused_would_not(
+    tmp_path: Path, mode: tuple[bool, ...], single: bool
+) -> None:
     settings = RunConfig(
-        write_mode=WriteModeConfig("mode", *mode), checkpoint=CheckpointConfig(layout="single" if single else "group", every=1), target_steps=50
+        write_mode=WriteModeConfig("mode", *mode),
+        checkpoint=CheckpointConfig(layout="single" if single else "group", every=1),
+        target_steps=50,
     )
     for kind in (FullDisk(), FailedSync()):
         for point in POINTS[: POINTS.index("after_rename") + 1]:
             root = tmp_path / f"{kind.name}-{point}"
             root.mkdir()
-            store = store_for(root, StoreConfig(WriteMode(*mode), integrity=CONFIG.integrity), RunLayout(root), (entry(kind.name, 1, point),))
+            store = store_for(
+                root,
+                StoreConfig(WriteMode(*mode), integrity=CONFIG.integrity),
+                RunLayout(root),
+                (entry(kind.name, 1, point),),
+            )
             store.claim(0)
             with suppress(StorageError):
                 store.save(image(1, single=single), 0)
             saved = store.newest_valid().report is not None
             store.close()
-            assert saved is bool(kind.refuses(settings) or kind.wrong_point(point, settings)), (kind.name, point)
+            assert saved is bool(kind.refuses(settings) or kind.wrong_point(point, settings)), (
+                kind.name,
+                point,
+            )
 
 
-def test_the_first_save_due_behind_its_step_is_struck_and_two_entries_take_two(tmp_path: Path) -> None:
+def test_the_first_save_due_behind_its_step_is_struck_and_two_entries_take_two(
+    tmp_path: Path,
+) -> None:
     run = Run()
     run.train(4)
     strategist = strategy(run, tmp_path, entry("enospc", 3), entry("eio", 3, index=1))
     save(run, strategist, 3)
-    assert [(line.event, line.global_step) for line in ends(tmp_path)] == [("failed", 5), ("failed", 6), ("committed", 7)]
+    assert [(line.event, line.global_step) for line in ends(tmp_path)] == [
+        ("failed", 5),
+        ("failed", 6),
+        ("committed", 7),
+    ]
     strategist.close()
 
 
@@ -127,7 +164,9 @@ def test_the_writer_dies_at_its_point(tmp_path: Path, point: str) -> None:
     assert there == {"step_00000001"} | ({"step_00000002"} if point.startswith("after_") else set())
 
 
-def test_slow_saves_are_slow_and_then_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_saves_are_slow_and_then_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     naps: list[float] = []
     monkeypatch.setattr(time, "sleep", lambda seconds: naps.append(seconds) if seconds else None)
     run, counts = Run(), []

@@ -32,7 +32,13 @@ def forked(body: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def strike(layout: RunLayout, rank: int, step: int, attempt: int = 0, flush: Callable[[], None] = lambda: None) -> int:
+def strike(
+    layout: RunLayout,
+    rank: int,
+    step: int,
+    attempt: int = 0,
+    flush: Callable[[], None] = lambda: None,
+) -> int:
     injector = Injector(layout, attempt, rank, (KILL, EXIT))
     return forked(lambda: injector.at_boundary(step, flush))
 
@@ -92,13 +98,21 @@ def test_of_two_processes_that_strike_at_once_one_dies(tmp_path: Path) -> None:
     assert sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children) == [-9, 0]
 
 
-def test_the_claim_says_what_struck_and_is_there_before_the_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_claim_says_what_struck_and_is_there_before_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = RunLayout(tmp_path)
     claims = []
     monkeypatch.setattr(Kill, "inject", lambda kind, context: claims.append(read_fired(layout)))
     Injector(layout, 3, 1, (KILL,)).at_boundary(7, lambda: None)
     ((fired,),) = claims
-    assert (fired.index, fired.kind, fired.rank, fired.global_step, fired.attempt) == (0, "kill", 1, 7, 3)
+    assert (fired.index, fired.kind, fired.rank, fired.global_step, fired.attempt) == (
+        0,
+        "kill",
+        1,
+        7,
+        3,
+    )
 
 
 def test_exit_flushes_on_every_rank_and_kill_on_none(tmp_path: Path) -> None:
@@ -127,7 +141,9 @@ def test_a_claim_cut_off_by_its_own_fault_still_counts(tmp_path: Path) -> None:
     assert read_fired(layout) == ()
 
 
-def test_the_folder_of_claims_is_durable_before_the_first_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_claims_is_durable_before_the_first_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr("ecrl_cli.failures.fault_log.sync_directory", synced.append)
     layout = RunLayout(tmp_path)

@@ -1,4 +1,6 @@
-"""A failure strikes at its moment inside a step: after its share, once, in its rank; and before and after that step nothing stands there."""
+"""A failure strikes at its moment inside a step: after its share, once, in its rank; and before and
+after that step nothing stands there.
+"""
 
 # ruff: noqa: PTH102, PTH108
 from __future__ import annotations
@@ -24,7 +26,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
 from tests.unit.test_checkpoint_train_state import Run
 
-ORDER = AttemptSpec(attempt=1, world_size=2, resume_step=20, resume_from=None, max_step_seen=25, pending=())
+ORDER = AttemptSpec(
+    attempt=1, world_size=2, resume_step=20, resume_from=None, max_step_seen=25, pending=()
+)
 
 
 @pytest.fixture
@@ -58,11 +62,18 @@ def step(run: Run, injector: Injector) -> None:
 def hooks_of(run: Run) -> int:
     modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in run.model.modules())
     backward = sum(len(p._post_accumulate_grad_hooks or ()) for p in run.model.parameters())
-    return modules + backward + len(run.optimizer._optimizer_step_pre_hooks) + len(run.optimizer._optimizer_step_post_hooks)
+    return (
+        modules
+        + backward
+        + len(run.optimizer._optimizer_step_pre_hooks)
+        + len(run.optimizer._optimizer_step_post_hooks)
+    )
 
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "optimizer"])
-def test_its_hooks_are_there_for_its_step_alone_and_change_nothing(tmp_path: Path, seen: list[Any], moment: str) -> None:
+def test_its_hooks_are_there_for_its_step_alone_and_change_nothing(
+    tmp_path: Path, seen: list[Any], moment: str
+) -> None:
     plain = Run()
     plain.train(2)
     run = Run()
@@ -73,24 +84,34 @@ def test_its_hooks_are_there_for_its_step_alone_and_change_nothing(tmp_path: Pat
     assert hooks_of(run) == before
     step(run, injector)
     assert seen == [0] and hooks_of(run) == before
-    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), plain.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(run.model.parameters(), plain.model.parameters(), strict=True)
+    )
     step(run, injector)
-    assert seen == [0] and [(f.index, f.at_step) for f in read_fired(RunLayout(tmp_path))] == [(0, 2)]
+    assert seen == [0] and [(f.index, f.at_step) for f in read_fired(RunLayout(tmp_path))] == [
+        (0, 2)
+    ]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_forward_is_struck_after_its_share_of_the_modules(tmp_path: Path, seen: list[Any], share: float) -> None:
+def test_forward_is_struck_after_its_share_of_the_modules(
+    tmp_path: Path, seen: list[Any], share: float
+) -> None:
     run, called = Run(), []
     run.train(1)
     for name, module in run.model.named_modules():
         module.register_forward_hook(lambda module, given, output, name=name: called.append(name))
     look[0] = lambda: called[-1]
     step(run, armed(run, tmp_path, kill("forward", share)))
-    assert seen == [{0.0: "first", 0.5: "drop", 1.0: ""}[share]]  # of first, norm, drop, last, tied, in this order; then the model itself
+    # of first, norm, drop, last, tied, in this order; then the model itself
+    assert seen == [{0.0: "first", 0.5: "drop", 1.0: ""}[share]]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_backward_is_struck_after_its_share_of_the_gradients(tmp_path: Path, seen: list[Any], share: float) -> None:
+def test_backward_is_struck_after_its_share_of_the_gradients(
+    tmp_path: Path, seen: list[Any], share: float
+) -> None:
     run = Run()
     run.train(1)
     parameters = list(run.model.parameters())
@@ -100,19 +121,27 @@ def test_backward_is_struck_after_its_share_of_the_gradients(tmp_path: Path, see
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_the_update_is_struck_after_its_share_of_the_parameters(tmp_path: Path, seen: list[Any], share: float) -> None:
+def test_the_update_is_struck_after_its_share_of_the_parameters(
+    tmp_path: Path, seen: list[Any], share: float
+) -> None:
     run = Run()
     run.train(1)
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
-    look[0] = lambda: sum(not torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
+    look[0] = lambda: sum(
+        not torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True)
+    )
     injector = armed(run, tmp_path, kill("optimizer", share))
     injector.before_step(2)
     run.train(1)
     assert seen == [-int(-share * len(before) // 1)]
 
 
-def test_what_its_victim_survives_leaves_the_update_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped rank may wake up again: half an update must not become the state that it goes on with."""
+def test_what_its_victim_survives_leaves_the_update_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped rank may wake up again: half an update must not become the state that it goes on
+    with.
+    """
     monkeypatch.setattr(Stop, "inject", lambda kind, context: None)
     plain = Run()
     plain.train(3)
@@ -122,10 +151,15 @@ def test_what_its_victim_survives_leaves_the_update_whole(tmp_path: Path, monkey
     step(run, injector)
     step(run, injector)
     assert fired_indices(RunLayout(tmp_path)) == {0}
-    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), plain.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(run.model.parameters(), plain.model.parameters(), strict=True)
+    )
 
 
-def test_a_capture_is_struck_when_the_ranks_have_met_and_nothing_is_copied(tmp_path: Path, seen: list[Any]) -> None:
+def test_a_capture_is_struck_when_the_ranks_have_met_and_nothing_is_copied(
+    tmp_path: Path, seen: list[Any]
+) -> None:
     run = Run()
     run.train(7)
     injector = armed(run, tmp_path, kill("capture", step=5))
@@ -140,7 +174,9 @@ def test_a_capture_is_struck_when_the_ranks_have_met_and_nothing_is_copied(tmp_p
     assert "gather" not in vars(run.train_state)
 
 
-def test_what_found_no_occasion_inside_the_step_strikes_behind_it(tmp_path: Path, seen: list[Any]) -> None:
+def test_what_found_no_occasion_inside_the_step_strikes_behind_it(
+    tmp_path: Path, seen: list[Any]
+) -> None:
     run = Run()
     injector = armed(run, tmp_path, kill("optimizer"))
     injector.before_step(2)  # and the scaler leaves the update out
@@ -159,7 +195,9 @@ def test_another_rank_arms_nothing(tmp_path: Path, seen: list[Any]) -> None:
 
 @pytest.mark.parametrize(("after", "strikes"), [(0, True), (25, True), (26, False)])
 @pytest.mark.parametrize("moment", ["start", "rendezvous", "load"])
-def test_a_start_is_struck_once_its_step_has_been_seen(tmp_path: Path, seen: list[Any], moment: str, after: int, strikes: bool) -> None:
+def test_a_start_is_struck_once_its_step_has_been_seen(
+    tmp_path: Path, seen: list[Any], moment: str, after: int, strikes: bool
+) -> None:
     injector = Injector(RunLayout(tmp_path), 1, 0, (kill(moment, step=after),))
     for other in ("start", "rendezvous", "load"):
         if other != moment:
@@ -178,7 +216,9 @@ def test_nan_takes_the_place_of_one_output(tmp_path: Path) -> None:
     assert bool(run.model(given).isnan().all()) and not bool(run.model(given).isnan().any())
 
 
-def test_a_slow_rank_is_slow_for_its_steps_and_claims_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_rank_is_slow_for_its_steps_and_claims_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     naps: list[float] = []
     monkeypatch.setattr(time, "sleep", naps.append)
     run = Run()
@@ -214,8 +254,16 @@ def test_a_sealed_folder_is_read_only_to_this_process_and_no_other_is(tmp_path: 
     fd = os.open(inside / "journal", os.O_WRONLY | os.O_CREAT)
     undo = storage_faults.seal(inside)
     try:
-        refused = [lambda: os.write(fd, b"x"), lambda: os.open(inside / "new", os.O_WRONLY | os.O_CREAT), lambda: os.unlink(inside / "old")]
-        for call in [*refused, lambda: os.mkdir(inside / "folder"), lambda: os.truncate(inside / "old", 0)]:
+        refused = [
+            lambda: os.write(fd, b"x"),
+            lambda: os.open(inside / "new", os.O_WRONLY | os.O_CREAT),
+            lambda: os.unlink(inside / "old"),
+        ]
+        for call in [
+            *refused,
+            lambda: os.mkdir(inside / "folder"),
+            lambda: os.truncate(inside / "old", 0),
+        ]:
             with pytest.raises(OSError) as caught:
                 call()
             assert caught.value.errno == errno.EROFS

@@ -34,7 +34,10 @@ def config(kind: str, rank: int = 0, **more: object) -> RunConfig:
 
 
 def test_an_entry_per_step_with_its_victim() -> None:
-    assert plan(config("kill", 2)) == (PlannedFailure(0, "kill", 2, 40), PlannedFailure(1, "kill", 2, 75))
+    assert plan(config("kill", 2)) == (
+        PlannedFailure(0, "kill", 2, 40),
+        PlannedFailure(1, "kill", 2, 75),
+    )
     assert [entry.rank for entry in plan(config("exit"))] == [0, 0]
 
 
@@ -44,7 +47,12 @@ def test_no_entry_where_none_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "fact"), [("kill", 3, "rank 3 does not exist with 3 ranks"), ("exit", 1, "rank 0"), ("meteor", 0, "unknown")]
+    ("kind", "rank", "fact"),
+    [
+        ("kill", 3, "rank 3 does not exist with 3 ranks"),
+        ("exit", 1, "rank 0"),
+        ("meteor", 0, "unknown"),
+    ],
 )
 def test_what_cannot_strike_is_refused(kind: str, rank: int, fact: str) -> None:
     with pytest.raises(ConfigError, match=fact):
@@ -66,19 +74,27 @@ def test_random_failures_are_kills_of_every_rank_in_order_below_the_target() -> 
     planned = drawn(2.0)
     steps = [entry.global_step for entry in planned]
     assert steps == sorted(set(steps)) and steps[0] >= 1 and steps[-1] < RunConfig().target_steps
-    assert {entry.kind for entry in planned} == {"kill"} and [entry.index for entry in planned] == list(range(len(planned)))
+    assert {entry.kind for entry in planned} == {"kill"} and [
+        entry.index for entry in planned
+    ] == list(range(len(planned)))
     assert {entry.rank for entry in planned} == {0, 1, 2, 3}
 
 
 def test_every_arm_of_a_seed_meets_the_same_random_failures_and_another_seed_others() -> None:
-    assert drawn() == drawn(checkpoint=CheckpointConfig(strategy="overlapped"), variant=VariantConfig("ovl"))
+    assert drawn() == drawn(
+        checkpoint=CheckpointConfig(strategy="overlapped"), variant=VariantConfig("ovl")
+    )
     assert drawn() != drawn(seed=2027)
     assert drawn(variant=VariantConfig("ref", failures=False)) == ()
 
 
 def test_the_target_is_never_struck() -> None:
     """Nothing would be left to recover. A mean of one step strikes most steps."""
-    assert all(entry.global_step < target for target in range(1, 60) for entry in drawn(1.0, target_steps=target))
+    assert all(
+        entry.global_step < target
+        for target in range(1, 60)
+        for entry in drawn(1.0, target_steps=target)
+    )
     assert drawn(1.0, target_steps=2)
 
 
@@ -97,18 +113,37 @@ def test_a_mean_in_seconds_plans_as_many_kills_as_there_may_be_restarts() -> Non
     failure, supervision = FailureConfig("mtbf", mtbf_s=30.0), SupervisionConfig(max_restarts=400)
     planned = plan(RunConfig(world_size=4, failure=failure, supervision=supervision))
     instants = [entry.seconds for entry in planned]
-    assert len(planned) == 400 and instants == sorted(instants) and {entry.rank for entry in planned} == {0, 1, 2, 3}
-    assert {(entry.kind, entry.moment, entry.global_step) for entry in planned} == {("kill", "wall", 0)}
+    assert (
+        len(planned) == 400
+        and instants == sorted(instants)
+        and {entry.rank for entry in planned} == {0, 1, 2, 3}
+    )
+    assert {(entry.kind, entry.moment, entry.global_step) for entry in planned} == {
+        ("kill", "wall", 0)
+    }
     assert abs(instants[-1] / 400 - 30.0) < 8.0  # five standard errors
 
 
 def listed(*entries: str, **more: Any) -> tuple[PlannedFailure, ...]:
-    settings = {"world_size": 3, "target_steps": 100, "checkpoint": CheckpointConfig(every=10)} | more
+    settings = {
+        "world_size": 3,
+        "target_steps": 100,
+        "checkpoint": CheckpointConfig(every=10),
+    } | more
     return plan(replace(RunConfig(failure=FailureConfig("listed", entries=entries)), **settings))
 
 
 def test_what_was_left_out_is_the_kinds_own() -> None:
-    planned = listed("raise@9:1", "slow_rank@9:2", "writer@9", "nan@9", "backward@9:1", "kill@9:0+2", "kill@9:all", "kill@2.5s:1")
+    planned = listed(
+        "raise@9:1",
+        "slow_rank@9:2",
+        "writer@9",
+        "nan@9",
+        "backward@9:1",
+        "kill@9:0+2",
+        "kill@9:all",
+        "kill@2.5s:1",
+    )
     assert [(p.kind, p.rank, p.moment, p.share, p.point, p.seconds) for p in planned] == [
         ("raise", 1, "forward", 0.5, "", 0.0),
         ("slow_rank", 2, "forward", 0.5, "", 0.05),
@@ -119,18 +154,28 @@ def test_what_was_left_out_is_the_kinds_own() -> None:
         ("kill", 0, "boundary", 0.0, "", 0.0),
         ("kill", 1, "wall", 0.0, "", 2.5),
     ]
-    assert [p.others for p in planned[5:7]] == [(2,), (1, 2)] and [p.index for p in planned] == list(range(8))
+    assert [p.others for p in planned[5:7]] == [(2,), (1, 2)] and [
+        p.index for p in planned
+    ] == list(range(8))
 
 
-@pytest.mark.parametrize(("every", "step", "refused"), [(1, 99, False), (5, 95, False), (5, 96, True), (20, 89, False), (20, 91, True)])
-def test_in_memory_a_capture_is_that_of_the_next_snapshot(every: int, step: int, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("every", "step", "refused"),
+    [(1, 99, False), (5, 95, False), (5, 96, True), (20, 89, False), (20, 91, True)],
+)
+def test_in_memory_a_capture_is_that_of_the_next_snapshot(
+    every: int, step: int, refused: bool
+) -> None:
     """Or of the next checkpoint, where these are more frequent."""
     checkpoint = CheckpointConfig(strategy="in_memory", every=10, memory_every=every)
     if refused:
         with pytest.raises(ConfigError, match=f"is due between step {step} and the target 100"):
             listed(f"kill@{step}.capture", checkpoint=checkpoint)
         return
-    assert [(each.moment, each.global_step) for each in listed(f"kill@{step}.capture", checkpoint=checkpoint)] == [("capture", step)]
+    assert [
+        (each.moment, each.global_step)
+        for each in listed(f"kill@{step}.capture", checkpoint=checkpoint)
+    ] == [("capture", step)]
 
 
 def test_corrupt_is_a_kill_and_damage_before_the_next_attempt() -> None:
@@ -140,7 +185,15 @@ def test_corrupt_is_a_kill_and_damage_before_the_next_attempt() -> None:
     assert [p.kind for p in listed("kill@31:0", "corrupt@25.rest")] == ["kill", "corrupt"]
 
 
-@pytest.mark.parametrize("entries", [("corrupt@25.rest",), ("kill@40.load",), ("kill@40.start:1", "kill@30:1"), ("supervisor@9.rest", "eio@20")])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ("corrupt@25.rest",),
+        ("kill@40.load",),
+        ("kill@40.start:1", "kill@30:1"),
+        ("supervisor@9.rest", "eio@20"),
+    ],
+)
 def test_what_waits_for_an_attempt_that_never_begins_is_refused(entries: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="nothing ends one there"):
         listed(*entries)
@@ -191,7 +244,10 @@ def test_a_rank_that_would_be_taken_for_hung_is_not_slow() -> None:
 def test_an_entry_that_cannot_be_is_quoted_and_refused(entry: str, fact: str) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:
         listed(entry, supervision=SupervisionConfig(launcher="zygote"))
-    assert caught.value.key == "failure.entries" and f"'{entry.partition('@')[0]}@" in caught.value.fact
+    assert (
+        caught.value.key == "failure.entries"
+        and f"'{entry.partition('@')[0]}@" in caught.value.fact
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +256,11 @@ def test_an_entry_that_cannot_be_is_quoted_and_refused(entry: str, fact: str) ->
         ("enospc@9", {"checkpoint": CheckpointConfig("none")}, "checkpoint=none makes none"),
         ("term@9", {"checkpoint": CheckpointConfig("none")}, "checkpoint=none takes none"),
         ("kill@9.capture", {"checkpoint": CheckpointConfig("none")}, "nothing is captured"),
-        ("eio@9", {"write_mode": WriteModeConfig("unsafe", False, False, False)}, "write_mode=unsafe makes none"),
+        (
+            "eio@9",
+            {"write_mode": WriteModeConfig("unsafe", False, False, False)},
+            "write_mode=unsafe makes none",
+        ),
         ("partition@9", {"world_size": 1}, "needs two ranks to part"),
         ("kill@9:all", {"supervision": SupervisionConfig(nodes=3)}, "ranks on other machines"),
         ("supervisor@9", {"supervision": SupervisionConfig(nodes=3)}, "supervision.nodes > 1"),
@@ -217,7 +277,10 @@ def test_every_kind_of_the_group_plans_and_describes_itself() -> None:
         planned = plan(config(kind, target_steps=400, checkpoint=CheckpointConfig(every=10)))
         assert len(planned) == (4 if kind == "corrupt" else 2)
         lines = describe(planned)
-        assert all("{" not in line and f"failure {i} of {len(planned)}: " in line for i, line in enumerate(lines, start=1)), lines
+        assert all(
+            "{" not in line and f"failure {i} of {len(planned)}: " in line
+            for i, line in enumerate(lines, start=1)
+        ), lines
 
 
 def test_when_and_who_are_told_in_words() -> None:
@@ -233,10 +296,19 @@ def test_when_and_who_are_told_in_words() -> None:
     told = [line.partition(": ")[2] for line in describe(listed(*entries))]
     assert told == [
         "rank 1 is killed by SIGKILL, without a flush, in step 9, after 25% of the gradients",
-        "each of ranks 0, 2 is killed by SIGKILL, without a flush, before the first attempt after step 9 loads its state",
+        (
+            "each of ranks 0, 2 is killed by SIGKILL, without a flush, before the first attempt"
+            " after step 9 loads its state"
+        ),
         "rank 1 is killed by SIGKILL, without a flush, at the start of the first attempt",
-        "whoever writes is killed by SIGKILL, in the first save due at step 9 or after it, at after_rename",
-        "the save and the 2 after it take 0.5 s longer over each write and sync, in the first save due at step 9 or after it",
+        (
+            "whoever writes is killed by SIGKILL, in the first save due at step 9 or after it, at"
+            " after_rename"
+        ),
+        (
+            "the save and the 2 after it take 0.5 s longer over each write and sync, in the first"
+            " save due at step 9 or after it"
+        ),
         "rank 2 is killed by SIGKILL, without a flush, after 1.500 s of supervised time",
         "each of ranks 0, 1, 2 and their agent is killed by SIGKILL, without a flush, after step 9",
     ]
@@ -245,7 +317,10 @@ def test_when_and_who_are_told_in_words() -> None:
 def test_random_ranks_exist_where_they_are_struck() -> None:
     elastic = ElasticConfig(schedule={100: 1, 200: 2})
     planned = drawn(3.0, target_steps=300, elastic=elastic)
-    ranks = {span: {p.rank for p in planned if p.global_step in span} for span in (range(1, 100), range(100, 201), range(201, 300))}
+    ranks = {
+        span: {p.rank for p in planned if p.global_step in span}
+        for span in (range(1, 100), range(100, 201), range(201, 300))
+    }
     assert list(ranks.values()) == [{0, 1, 2, 3}, {0}, {0, 1}]
 
 
@@ -273,26 +348,45 @@ def test_the_stored_plan_is_read_back_whole_or_refused(tmp_path: Path) -> None:
         read_plan(layout)
 
 
-def lossy(*entries: str, spares: int = 0, batch: int = 64, failure: FailureConfig | None = None) -> RunConfig:
+def lossy(
+    *entries: str, spares: int = 0, batch: int = 64, failure: FailureConfig | None = None
+) -> RunConfig:
     plain = RunConfig(
-        world_size=4, global_batch=batch, recovery=RecoveryConfig("lossy_forward"), failure=failure or FailureConfig("listed", entries=entries)
+        world_size=4,
+        global_batch=batch,
+        recovery=RecoveryConfig("lossy_forward"),
+        failure=failure or FailureConfig("listed", entries=entries),
     )
     return replace(plain, supervision=SupervisionConfig(launcher="zygote", spares=spares))
 
 
 def redistributed(*entries: str) -> RunConfig:
-    return replace(lossy(*entries), recovery=RecoveryConfig("redistribute"), elastic=ElasticConfig(replicas=8))
+    return replace(
+        lossy(*entries), recovery=RecoveryConfig("redistribute"), elastic=ElasticConfig(replicas=8)
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         (redistributed("kill@40:1", "kill@50:2"), None),
-        (redistributed("kill@40:1", "kill@50:3"), "failure 2 is injected into rank 3, and only 3 ranks are left at step 50"),
-        (lossy("kill@40:1"), "global_batch: 64 is not divisible by the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=1"),
+        (
+            redistributed("kill@40:1", "kill@50:3"),
+            "failure 2 is injected into rank 3, and only 3 ranks are left at step 50",
+        ),
+        (
+            lossy("kill@40:1"),
+            (
+                "global_batch: 64 is not divisible by the 3 ranks that failure 1 leaves; use a"
+                " multiple of 12, or supervision.spares=1"
+            ),
+        ),
         (lossy("kill@40:1", "kill@50:1", batch=16 * 3), None),
         (lossy("kill@40:1+2"), None),
-        (lossy("kill@40:1+2", spares=1), "the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=2"),
+        (
+            lossy("kill@40:1+2", spares=1),
+            "the 3 ranks that failure 1 leaves; use a multiple of 12, or supervision.spares=2",
+        ),
         (lossy("kill@40:1+2", spares=2), None),
         (lossy("kill@40:1", spares=1), None),
         (lossy("kill@40:all", "kill@50:2+3"), None),
@@ -301,14 +395,22 @@ def redistributed(*entries: str) -> RunConfig:
         (lossy("kill@40:1+2", "stop@50:1", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
         (lossy("kill@40:1+2", "term@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
         (lossy("kill@40:1+2", "readonly@50", "kill@60:3"), "the 3 ranks that failure 3 leaves"),
-        (lossy("kill@40:1+2", "kill@50:3"), "failure 2 is injected into rank 3, and only 2 ranks are left at step 50; inject into rank 0 to 1"),
+        (
+            lossy("kill@40:1+2", "kill@50:3"),
+            (
+                "failure 2 is injected into rank 3, and only 2 ranks are left at step 50; inject"
+                " into rank 0 to 1"
+            ),
+        ),
         (lossy("kill@3.5s:1"), "the 3 ranks that failure 1 leaves"),
         (lossy("kill@3.5s:1", "kill@4.5s:1", "kill@5.5s:1", batch=60), None),
         (lossy(failure=FailureConfig("mtbf", mtbf_steps=400.0)), "is not divisible by the 3 ranks"),
         (lossy(failure=FailureConfig("mtbf", mtbf_steps=400.0), batch=60), None),
     ],
 )
-def test_survivors_that_could_not_share_the_batch_are_refused_before_the_run(config: RunConfig, says: str | None) -> None:
+def test_survivors_that_could_not_share_the_batch_are_refused_before_the_run(
+    config: RunConfig, says: str | None
+) -> None:
     if says is None:
         assert plan(config)
         return
@@ -318,6 +420,10 @@ def test_survivors_that_could_not_share_the_batch_are_refused_before_the_run(con
 
 
 def test_every_name_of_failure_kind_is_planned_in_some_way() -> None:
-    assert [name for name in FAILURE_KINDS if plan_kind(name) is not AT_STEPS] == ["none", "mtbf", "listed"]
+    assert [name for name in FAILURE_KINDS if plan_kind(name) is not AT_STEPS] == [
+        "none",
+        "mtbf",
+        "listed",
+    ]
     with pytest.raises(ConfigError, match="unknown failure 'meteor'"):
         plan_kind("meteor")

@@ -32,7 +32,10 @@ def test_a_sweep_is_read_without_a_report(sweep: Path) -> None:
     results = ecrl.load(sweep)
     assert not (sweep / "report").exists()
     assert len(results.runs) == 8 and list(results.runs["seed"].unique()) == [2, 10]
-    assert results.verdicts.groupby("run")["promise"].agg(list).iloc[0] == ["exactly-once", "same-trajectory"]
+    assert results.verdicts.groupby("run")["promise"].agg(list).iloc[0] == [
+        "exactly-once",
+        "same-trajectory",
+    ]
     goodput = results.effects.query("measure == 'goodput'")
     assert ("ovl", "blk") in set(zip(goodput["arm"], goodput["base"], strict=True))
 
@@ -42,9 +45,14 @@ def test_steps_are_the_lines_of_the_ranks(sweep: Path) -> None:
     struck = results.runs.query("arm == 'blk' and seed == 2").iloc[0]
     steps = results.steps[results.steps["run"] == struck["run"]]
     lines = [
-        line for logs in load_records(RunLayout(sweep / struck["run"])).attempt_logs for _, log in sorted(logs.ranks.items()) for line in log.events
+        line
+        for logs in load_records(RunLayout(sweep / struck["run"])).attempt_logs
+        for _, log in sorted(logs.ranks.items())
+        for line in log.events
     ]
-    assert list(steps["loss"]) == [line.loss for line in lines] and list(steps["global_step"]) == [line.global_step for line in lines]
+    assert list(steps["loss"]) == [line.loss for line in lines] and list(steps["global_step"]) == [
+        line.global_step for line in lines
+    ]
     again = steps.query("rank == 0 and replayed")
     assert len(again) == struck["replayed_steps"]
     recoveries = results.recoveries[results.recoveries["run"] == struck["run"]]
@@ -55,7 +63,9 @@ def test_steps_are_the_lines_of_the_ranks(sweep: Path) -> None:
 def test_every_column_is_documented(sweep: Path, frame: str) -> None:
     named = re.findall(r"`([\w*]+)`", (ROOT / "docs" / "data.md").read_text(encoding="utf-8"))
     columns = list(getattr(ecrl.load(sweep), frame))
-    assert columns and not [column for column in columns if not any(fnmatch(column, word) for word in named)]
+    assert columns and not [
+        column for column in columns if not any(fnmatch(column, word) for word in named)
+    ]
 
 
 def test_what_has_no_verdict_is_judged_in_memory(tmp_path: Path) -> None:
@@ -71,7 +81,11 @@ def test_a_run_that_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path) -> N
     broken = next(folder for folder in sweep.iterdir() if "blk" in folder.name)
     (broken / "config.json").write_text("{")
     results = ecrl.load(sweep)
-    assert results.runs.set_index("run").loc[broken.name, "left_out"].startswith("its records cannot be read")
+    assert (
+        results.runs.set_index("run")
+        .loc[broken.name, "left_out"]
+        .startswith("its records cannot be read")
+    )
     assert broken.name not in set(results.steps["run"])
     with pytest.raises(RunDirectoryError):
         ecrl.load(tmp_path / "nowhere")
@@ -80,13 +94,23 @@ def test_a_run_that_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path) -> N
 def test_seeds_that_are_no_numbers_stay_text(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", [Plan("ref", kills=())])
     manifest = (sweep / "manifest.csv").read_text().splitlines()
-    (sweep / "manifest.csv").write_text("\n".join([*manifest, "later,,digits,blk,any,pending,"]) + "\n")
+    (sweep / "manifest.csv").write_text(
+        "\n".join([*manifest, "later,,digits,blk,any,pending,"]) + "\n"
+    )
     assert list(ecrl.load(sweep).runs["seed"]) == ["1337", "any"]
 
 
 def test_the_recorder_imports_nothing_but_the_standard_library() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import ecrl; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(ROOT / "src")], capture_output=True, text=True, check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ecrl;"
+        " print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(ROOT / "src")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert set(done.stdout.split()) - set(sys.stdlib_module_names) <= {"ecrl", "__main__"}
     assert ecrl.__version__ == ecrl_cli.__version__
     with pytest.raises(AttributeError, match="has no attribute 'sessions'"):

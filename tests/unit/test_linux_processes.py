@@ -1,4 +1,6 @@
-"""Processes are known by descriptor and by mark, killed by descriptor, and their ends are read exactly."""
+"""Processes are known by descriptor and by mark, killed by descriptor, and their ends are read
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def forked(act: str) -> int:
 
 
 @pytest.mark.parametrize(("act", "end"), [("kill", (None, 9)), ("exit", (137, None))])
-def test_an_end_is_read_from_a_zombie_and_again_by_reaping(act: str, end: tuple[int | None, int | None]) -> None:
+def test_an_end_is_read_from_a_zombie_and_again_by_reaping(
+    act: str, end: tuple[int | None, int | None]
+) -> None:
     pid = forked(act)
     pidfd = processes.open_pidfd(pid)
     assert pidfd is not None
@@ -72,8 +76,8 @@ def test_a_sweep_takes_the_runs_processes_and_nobody_elses(tmp_path: Path) -> No
 
 def test_a_child_with_a_parent_death_signal_goes_with_its_parent() -> None:
     code = (
-        "import subprocess, sys; from ecrl_cli.linux.pdeathsig import with_pdeathsig;"
-        f"child = subprocess.Popen(with_pdeathsig({WAIT!r})); print(child.pid, flush=True); child.wait()"
+        "import subprocess, sys; from ecrl_cli.linux.pdeathsig import with_pdeathsig;child ="
+        f" subprocess.Popen(with_pdeathsig({WAIT!r})); print(child.pid, flush=True); child.wait()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -102,5 +106,11 @@ def test_no_secret_travels_to_a_child(tmp_path: Path, monkeypatch: pytest.Monkey
     made = child_environment(tmp_path, 2)
     assert "SECRET_TOKEN" not in made
     assert made["ONEDNN_MAX_CPU_ISA"] == kernel_choices()["ONEDNN_MAX_CPU_ISA"] == "SSE41"
-    assert "ONEDNN_VERBOSE" in made and "ONEDNN_VERBOSE" not in kernel_choices(), "it chooses nothing"
-    assert (made["OMP_NUM_THREADS"], made["NCCL_DEBUG"], made["ECRL_RUN"]) == ("2", "INFO", str(tmp_path))
+    assert "ONEDNN_VERBOSE" in made and "ONEDNN_VERBOSE" not in kernel_choices(), (
+        "it chooses nothing"
+    )
+    assert (made["OMP_NUM_THREADS"], made["NCCL_DEBUG"], made["ECRL_RUN"]) == (
+        "2",
+        "INFO",
+        str(tmp_path),
+    )

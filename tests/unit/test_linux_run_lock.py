@@ -33,7 +33,10 @@ def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None
     layout = RunLayout(tmp_path)
     pid = hold_in_child(layout)
     try:
-        with pytest.raises(RunHeld, match=f"held by pid {pid} on .*, attempt 3") as refused, run_lock(layout):
+        with (
+            pytest.raises(RunHeld, match=f"held by pid {pid} on .*, attempt 3") as refused,
+            run_lock(layout),
+        ):
             pass
         assert refused.value.exit_code == 8
     finally:
@@ -95,7 +98,10 @@ def test_a_shorter_note_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
         lock.note(1)
         said = json.loads(layout.lock.read_text())
         assert (said["pid"], said["attempt"]) == (os.getpid(), 1)
-        with pytest.raises(RunHeld, match=f"held by pid {os.getpid()} on .*, attempt 1;") as refused, run_lock(layout):
+        with (
+            pytest.raises(RunHeld, match=f"held by pid {os.getpid()} on .*, attempt 1;") as refused,
+            run_lock(layout),
+        ):
             pass
         assert "attempt 1" in str(refused.value.line())
     assert layout.lock.stat().st_mode & 0o777 == 0o600
@@ -117,9 +123,17 @@ def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["[]", '{"pid": 1}', '{"pid": "x", "host": "h", "attempt": null}', '{"pid": 1, "host": "a\\u001bb", "attempt": null}']
+    "said",
+    [
+        "[]",
+        '{"pid": 1}',
+        '{"pid": "x", "host": "h", "attempt": null}',
+        '{"pid": 1, "host": "a\\u001bb", "attempt": null}',
+    ],
 )
-def test_what_the_holder_says_of_itself_is_believed_only_where_it_can_be(tmp_path: Path, said: str) -> None:
+def test_what_the_holder_says_of_itself_is_believed_only_where_it_can_be(
+    tmp_path: Path, said: str
+) -> None:
     layout = RunLayout(tmp_path)
     with run_lock(layout):
         layout.lock.write_text(said)

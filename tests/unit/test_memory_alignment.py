@@ -1,7 +1,9 @@
-"""No bit of a step depends on where a restored tensor or a batch came from: training only computes on memory at a multiple of 64 bytes.
+"""No bit of a step depends on where a restored tensor or a batch came from: training only computes
+on memory at a multiple of 64 bytes.
 
-Matrix products choose their kernels by the alignment of what they are given, and kernels differ in the last bit. So whatever a state is restored
-from is copied into memory that torch allocates, and so is each batch.
+Matrix products choose their kernels by the alignment of what they are given, and kernels differ in
+the last bit. So whatever a state is restored from is copied into memory that torch allocates, and
+so is each batch.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ MODELS = {
     "resnet18": (ModelConfig("resnet18", width=8, stem="cifar"), (1, 8, 8)),
     "vit": (ModelConfig("vit", width=16, depth=1, dropout=0.1), (1, 8, 8)),
 }
-OPTIMIZERS = {"sgd": OptimizerConfig("sgd", lr=0.1, momentum=0.9), "adamw": OptimizerConfig("adamw", lr=1e-3)}
+OPTIMIZERS = {
+    "sgd": OptimizerConfig("sgd", lr=0.1, momentum=0.9),
+    "adamw": OptimizerConfig("adamw", lr=1e-3),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +60,9 @@ def one_thread() -> Iterator[None]:
 
 
 def lying_at(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy that begins `offset` bytes after a multiple of ALIGNMENT, or as near to that as its elements allow."""
+    """A copy that begins `offset` bytes after a multiple of ALIGNMENT, or as near to that as its
+    elements allow.
+    """
     offset = offset // tensor.element_size() * tensor.element_size()
     room = torch.empty(tensor.nbytes + 2 * ALIGNMENT, dtype=torch.uint8)
     start = -room.data_ptr() % ALIGNMENT + offset
@@ -64,7 +71,9 @@ def lying_at(tensor: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def misaligned(tensors: dict[str, torch.Tensor]) -> list[str]:
-    return [name for name, tensor in tensors.items() if tensor.numel() and tensor.data_ptr() % ALIGNMENT]
+    return [
+        name for name, tensor in tensors.items() if tensor.numel() and tensor.data_ptr() % ALIGNMENT
+    ]
 
 
 class Training:
@@ -76,16 +85,29 @@ class Training:
         self.model = build(config, 10, self.shape)
         self.optimizer = build_optimizer(OPTIMIZERS[optimizer], self.model.parameters())
         scheduler = build_scheduler(OPTIMIZERS[optimizer], self.optimizer, 50)
-        self.train_state = TrainState(self.model, self.optimizer, scheduler, None, ResumableGlobalBatchSampler(64, 8, 1337), 0, 1)
+        self.train_state = TrainState(
+            self.model,
+            self.optimizer,
+            scheduler,
+            None,
+            ResumableGlobalBatchSampler(64, 8, 1337),
+            0,
+            1,
+        )
 
     def step(self, number: int) -> None:
         """Two updates: of a batch of two, and of one sample, where the kernels differ most."""
         draw = torch.Generator().manual_seed(number)
         self.optimizer.zero_grad()
-        F.cross_entropy(self.model(torch.randn(2, *self.shape, generator=draw)), torch.randint(0, 10, (2,), generator=draw)).backward()
+        F.cross_entropy(
+            self.model(torch.randn(2, *self.shape, generator=draw)),
+            torch.randint(0, 10, (2,), generator=draw),
+        ).backward()
         self.optimizer.step()
         self.model.eval()
-        F.cross_entropy(self.model(torch.randn(1, *self.shape, generator=draw)), torch.tensor([3])).backward()
+        F.cross_entropy(
+            self.model(torch.randn(1, *self.shape, generator=draw)), torch.tensor([3])
+        ).backward()
         self.model.train()
         self.optimizer.step()
 
@@ -131,7 +153,9 @@ def test_a_state_from_shared_memory_or_from_another_rank_lies_aligned() -> None:
     memory, place, found = Memory.create(1 << 20), 12, {}
     for name, tensor in tensors.items():
         place = -(-place // 8) * 8 + 4 * (tensor.element_size() < 8)
-        memory.view[place : place + tensor.nbytes] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        memory.view[place : place + tensor.nbytes] = (
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
         found[name] = tensor_at(memory.view, TensorPlace(spec_of(name, tensor), place))
         place += tensor.nbytes
     recalled = Training("small_cnn", "adamw", seed=99)
@@ -154,8 +178,16 @@ def test_a_batch_lies_aligned_wherever_its_arrays_lie(monkeypatch: pytest.Monkey
             pixels, labels = super().fetch(ids)
             return pixels, lying_at(torch.from_numpy(labels), 8).numpy()
 
-    monkeypatch.setattr(loading, "normalised", lambda *given: lying_at(torch.from_numpy(normalised(*given)), 4).numpy())
-    samples = Elsewhere(traits, np.arange(144, dtype=np.uint8).reshape(16, 1, 3, 3), np.arange(16, dtype=np.int64) % 5)
+    monkeypatch.setattr(
+        loading,
+        "normalised",
+        lambda *given: lying_at(torch.from_numpy(normalised(*given)), 4).numpy(),
+    )
+    samples = Elsewhere(
+        traits,
+        np.arange(144, dtype=np.uint8).reshape(16, 1, 3, 3),
+        np.arange(16, dtype=np.int64) % 5,
+    )
     for count in (1, 2, 3, 8):
         batch = BatchLoader(samples, 1, augment=False).batch(0, np.arange(count, dtype=np.int64))
         assert not misaligned({"x": batch.x, "y": batch.y})
@@ -163,7 +195,9 @@ def test_a_batch_lies_aligned_wherever_its_arrays_lie(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_replica_has_its_samples_aligned_under_every_world_size(world_size: int) -> None:
-    """Three samples of five numbers: the slices of a batch begin at multiples of 60 bytes. One layer, which sees the batch as it is."""
+    """Three samples of five numbers: the slices of a batch begin at multiples of 60 bytes. One
+    layer, which sees the batch as it is.
+    """
     torch.manual_seed(1)
     model, replicas = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)), 4
     seen: list[dict[str, torch.Tensor]] = []
@@ -174,5 +208,6 @@ def test_a_replica_has_its_samples_aligned_under_every_world_size(world_size: in
         part = owned(replicas, rank, world_size)
         rows = slice(part.start * 3, part.stop * 3)
         batch = Batch(lying_at(x[rows], 4), y[rows], np.arange(12)[rows], "")
-        learner_of(model, part=part, exchange=lambda tree: tree.sums[-1][1]).run(batch, 1)  # what this rank has is all there is
+        # what this rank has is all there is
+        learner_of(model, part=part, exchange=lambda tree: tree.sums[-1][1]).run(batch, 1)
     assert len(seen) == replicas and not [each for each in seen if misaligned(each)]

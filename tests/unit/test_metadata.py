@@ -20,35 +20,67 @@ def _requirement(text: str) -> str:
 
 def test_the_citation_is_complete_and_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "type", "authors", "abstract", "keywords"} <= set(citation)
-    assert (citation["cff-version"], citation["type"], citation["authors"]) == ("1.2.0", "software", PROJECT["authors"])
+    assert {"cff-version", "message", "title", "type", "authors", "abstract", "keywords"} <= set(
+        citation
+    )
+    assert (citation["cff-version"], citation["type"], citation["authors"]) == (
+        "1.2.0",
+        "software",
+        PROJECT["authors"],
+    )
     assert str(citation["version"]) == __version__
     assert citation["license"] == PROJECT["license"]
-    assert not {"url", "repository-code"} & set(citation), "optional, and there is no public address to cite yet"
+    assert not {"url", "repository-code"} & set(citation), (
+        "optional, and there is no public address to cite yet"
+    )
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## [{__version__}] - {citation['date-released']}\n" in changelog and "## [Unreleased]\n" in changelog
+    assert (
+        f"## [{__version__}] - {citation['date-released']}\n" in changelog
+        and "## [Unreleased]\n" in changelog
+    )
 
 
 def test_the_licence_is_the_one_that_is_named() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert PROJECT["license"] == "Apache-2.0" and "Apache License\n                           Version 2.0" in text
-    assert "END OF TERMS AND CONDITIONS" in text and all((ROOT / name).is_file() for name in PROJECT["license-files"])
+    assert (
+        PROJECT["license"] == "Apache-2.0"
+        and "Apache License\n                           Version 2.0" in text
+    )
+    assert "END OF TERMS AND CONDITIONS" in text and all(
+        (ROOT / name).is_file() for name in PROJECT["license-files"]
+    )
 
 
 def test_each_dependency_has_its_reason() -> None:
     """In CONTRIBUTING.md, and none is named there that is gone."""
-    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Why each dependency is here")[2].partition("What was looked at")[0]
+    table = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## Why each dependency is here")[2]
+        .partition("What was looked at")[0]
+    )
     named = {
-        name for line in table.splitlines() if line.startswith("| ") for name in re.findall(r"[a-z][\w-]+", line.split("|")[1].partition("(")[0])
+        name
+        for line in table.splitlines()
+        if line.startswith("| ")
+        for name in re.findall(r"[a-z][\w-]+", line.split("|")[1].partition("(")[0])
     }
     wanted = {_requirement(text) for text in PROJECT["dependencies"]}
-    wanted |= {_requirement(text) for extra in PROJECT["optional-dependencies"].values() for text in extra} - {"ecrl"}
+    wanted |= {
+        _requirement(text) for extra in PROJECT["optional-dependencies"].values() for text in extra
+    } - {"ecrl"}
     plain = {re.sub(r"^(types-.*|.*-stubs)$", "stubs", name) for name in wanted}
     assert plain - named == set() and named - plain - {"package", "stubs"} == set()
 
 
 def test_hosted_integration_runs_what_everybody_runs() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    assert [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step][-1] == ".ci/run"
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    )
+    assert [
+        step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step
+    ][-1] == ".ci/run"
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    assert [repository["repo"] for repository in hooks] == ["local"], "the tools of .venv, not versions of their own"
+    assert [repository["repo"] for repository in hooks] == ["local"], (
+        "the tools of .venv, not versions of their own"
+    )

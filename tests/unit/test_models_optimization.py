@@ -1,4 +1,6 @@
-"""Optimizer, schedule and precision: what a step needs, and a state that brings them back exactly."""
+"""Optimizer, schedule and precision: what a step needs, and a state that brings them back
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,12 @@ def test_training_learns_and_resumes_exactly(optimizer: str, precision: str) -> 
     for source, target in zip(first.parts(), second.parts(), strict=True):
         target.load_state_dict(source.state_dict())
     assert [second.step(index) for index in range(3, STEPS)] == losses[3:]
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            whole.model.state_dict().values(), second.model.state_dict().values(), strict=True
+        )
+    )
 
 
 def test_the_rate_follows_a_cosine_from_lr_to_min_lr() -> None:
@@ -67,14 +74,18 @@ def test_the_rate_follows_a_cosine_from_lr_to_min_lr() -> None:
         rates.append(trainer.optimizer.param_groups[0]["lr"])
         trainer.step(index)
     floor = OptimizerConfig().min_lr
-    expected = [floor + (0.1 - floor) * (1 + math.cos(math.pi * step / STEPS)) / 2 for step in range(STEPS)]
+    expected = [
+        floor + (0.1 - floor) * (1 + math.cos(math.pi * step / STEPS)) / 2 for step in range(STEPS)
+    ]
     assert rates == pytest.approx(expected, rel=1e-9)
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(floor)
 
 
 def test_the_optimizers_take_their_settings() -> None:
     parameters = [nn.Parameter(torch.zeros(1))]
-    sgd = build_optimizer(OptimizerConfig(name="sgd", lr=0.2, momentum=0.7, weight_decay=0.03), parameters)
+    sgd = build_optimizer(
+        OptimizerConfig(name="sgd", lr=0.2, momentum=0.7, weight_decay=0.03), parameters
+    )
     adamw = build_optimizer(OptimizerConfig(name="adamw", lr=0.2, weight_decay=0.03), parameters)
     assert isinstance(sgd, torch.optim.SGD)
     assert isinstance(adamw, torch.optim.AdamW)
@@ -100,8 +111,13 @@ def test_what_is_no_tensor_is_json(precision: str) -> None:
     assert bool(states[1]) is (precision == "fp16")
 
 
-@pytest.mark.parametrize(("precision", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_autocast_computes_in_the_precision_again_and_again(precision: str, expected: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_autocast_computes_in_the_precision_again_and_again(
+    precision: str, expected: torch.dtype
+) -> None:
     context = autocast(precision, CPU)
     layer = nn.Linear(2, 2)
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""The faults that `make mutants` plants: each is one edit, compiles, and is tried by the tests of its line."""
+"""The faults that `make mutants` plants: each is one edit, compiles, and is tried by the tests of
+its line.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def test_every_fault_is_one_edit_that_compiles() -> None:
         ("not value < most", "(value < most)"),
         *(
             ("not value < most or value == LIMIT", f"({after})")
-            for after in ("value == LIMIT", "not value < most", "not value < most and value == LIMIT")
+            for after in (
+                "value == LIMIT",
+                "not value < most",
+                "not value < most and value == LIMIT",
+            )
         ),
         *(("not value < most or value == LIMIT", f"({constant})") for constant in (True, False)),
         ("continue", "break"),
@@ -57,7 +63,14 @@ def test_every_fault_is_one_edit_that_compiles() -> None:
 
 def test_a_fault_given_by_hand_is_found_by_its_text_and_its_line(tmp_path: Path) -> None:
     path = tmp_path / "faults.json"
-    path.write_text(json.dumps([{"file": "a.py", "line": 11, "before": "value", "after": "most"}, {"file": "a.py", "before": '"b"', "after": '"c"'}]))
+    path.write_text(
+        json.dumps(
+            [
+                {"file": "a.py", "line": 11, "before": "value", "after": "most"},
+                {"file": "a.py", "before": '"b"', "after": '"c"'},
+            ]
+        )
+    )
     one, other = _given(path, {"a.py": SOURCE})
     assert (one.line, other.line, other.function) == (11, 5, "<module>")
     assert other.planted(SOURCE.encode()).decode() == SOURCE.replace('"b"', '"c"')
@@ -66,12 +79,32 @@ def test_a_fault_given_by_hand_is_found_by_its_text_and_its_line(tmp_path: Path)
         _given(path, {"a.py": SOURCE})
 
 
-def test_it_is_tried_by_the_tests_of_its_line_up_to_a_budget_and_of_a_constant_by_those_of_its_users() -> None:
-    lines = {"a.py": {11: frozenset({"t.py::narrow", "t.py::wide"}), 13: frozenset({"t.py::slow", "t.py::torch_checkpointing"})}}
-    seconds = {"t.py::narrow": 1.0, "t.py::wide": 0.1, "t.py::slow": 1e6, "t.py::torch_checkpointing": 0.1}
-    tests = LinesToTests(seconds, lines, Counter({"t.py::narrow": 1, "t.py::wide": 9, "t.py::slow": 2}))
+def test_it_is_tried_by_the_tests_of_its_line_up_to_a_budget_and_of_a_constant_by_those_of_its_users() -> (
+    None
+):
+    lines = {
+        "a.py": {
+            11: frozenset({"t.py::narrow", "t.py::wide"}),
+            13: frozenset({"t.py::slow", "t.py::torch_checkpointing"}),
+        }
+    }
+    seconds = {
+        "t.py::narrow": 1.0,
+        "t.py::wide": 0.1,
+        "t.py::slow": 1e6,
+        "t.py::torch_checkpointing": 0.1,
+    }
+    tests = LinesToTests(
+        seconds, lines, Counter({"t.py::narrow": 1, "t.py::wide": 9, "t.py::slow": 2})
+    )
     sources = {"a.py": SOURCE}
-    assert tests.against(Fault("a.py", "first", 11, 11, 0, 0, "", ""), sources) == ["t.py::narrow", "t.py::wide"]
+    assert tests.against(Fault("a.py", "first", 11, 11, 0, 0, "", ""), sources) == [
+        "t.py::narrow",
+        "t.py::wide",
+    ]
     assert tests.against(Fault("a.py", "first", 13, 13, 0, 0, "", ""), sources) == []
     assert _defined(SOURCE, 3) == "LIMIT" and _defined(SOURCE, 11) == ""
-    assert tests.against(Fault("a.py", "<module>", 3, 3, 0, 0, "", ""), sources) == ["t.py::narrow", "t.py::wide"]
+    assert tests.against(Fault("a.py", "<module>", 3, 3, 0, 0, "", ""), sources) == [
+        "t.py::narrow",
+        "t.py::wide",
+    ]

@@ -1,4 +1,6 @@
-"""A run directory of far more files than the run can have left is refused before anything loops over them."""
+"""A run directory of far more files than the run can have left is refused before anything loops
+over them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def fill(run: RunLayout, folder: str, files: int) -> None:
     ],
 )
 def test_too_many_files_are_refused_and_counted_no_further(
-    folder: str, why: str, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str,
+    why: str,
+    run: RunLayout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fill(run, folder, 100)
     for module, name in ((reference, "file_states"), (digests, "file_digest")):
@@ -46,7 +52,9 @@ def test_too_many_files_are_refused_and_counted_no_further(
     assert f"E-record {folder}: {why}" in capsys.readouterr().err
 
 
-def test_a_few_more_are_named_one_by_one(run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_more_are_named_one_by_one(
+    run: RunLayout, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(run, "fired", 30)
     main(["verify", str(run.root)])
     assert "fired/500.json cannot be read" in capsys.readouterr().out

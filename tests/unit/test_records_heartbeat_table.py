@@ -1,4 +1,6 @@
-"""The board between real processes: beats are seen, the word to stop reaches all ranks after the same step."""
+"""The board between real processes: beats are seen, the word to stop reaches all ranks after the
+same step.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_slot_is_its_own_and_every_beat_is_a_change(board: HeartbeatTable)
     assert (board.ranks, board.writer, board.read(2).phase) == (2, 2, "saving")
 
 
-def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(board: HeartbeatTable) -> None:
+def test_a_new_attempt_begins_with_a_clean_board_beside_a_writer_that_lived_on(
+    board: HeartbeatTable,
+) -> None:
     board.write(0, 7, "update")
     board.write(board.writer, 0, "saving")
     board.ask_to_stop()
@@ -83,7 +87,9 @@ print(step)
 """
 
 
-def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_comes(board: HeartbeatTable) -> None:
+def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_comes(
+    board: HeartbeatTable,
+) -> None:
     for _ in range(3):
         board.clear()
         (a_read, a_write), (b_read, b_write) = os.pipe(), os.pipe()
@@ -104,7 +110,9 @@ def test_two_processes_in_lockstep_stop_behind_the_same_step_whenever_the_word_c
         assert said[0] == said[1] == board.agreed
 
 
-def test_own_seconds_leave_out_what_a_rank_waited_for(board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_seconds_leave_out_what_a_rank_waited_for(
+    board: HeartbeatTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr("ecrl_cli.training.control_client.monotonic", lambda: now[0])
     heartbeat = HeartbeatWriter(board, 0)
@@ -135,14 +143,20 @@ def test_a_rank_that_nobody_watches_beats_into_nothing() -> None:
     assert heartbeat.stop_after(1) is None
 
 
-def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(board: HeartbeatTable) -> None:
+def test_what_a_rank_keeps_outlives_it_for_its_last_two_steps_and_a_new_attempt(
+    board: HeartbeatTable,
+) -> None:
     with closing(attached(board)) as rank:
         for step in (4, 5, 6):
             rank.store_rank_state(1, step, bytes([step]) * 10_084)
     board.clear()
     assert board.load_rank_state(1, 6) == bytes([6]) * 10_084
     assert board.load_rank_state(1, 5) == bytes([5]) * 10_084
-    assert (board.load_rank_state(1, 4), board.load_rank_state(1, 7), board.load_rank_state(0, 6)) == (None, None, None)
+    assert (
+        board.load_rank_state(1, 4),
+        board.load_rank_state(1, 7),
+        board.load_rank_state(0, 6),
+    ) == (None, None, None)
     assert board.ranks == 2
 
 
@@ -191,5 +205,7 @@ def test_what_ranks_keep_lies_apart(board: HeartbeatTable) -> None:
     board.write(0, 1, "forward")
     board.write(1, 1, "forward")
     board.write(board.writer, 1, "saving")
-    assert [board.load_rank_state(rank, step) for rank in (0, 1) for step in (0, 1)] == [bytes([number]) * full for number in range(4)]
+    assert [board.load_rank_state(rank, step) for rank in (0, 1) for step in (0, 1)] == [
+        bytes([number]) * full for number in range(4)
+    ]
     assert board.read(0).phase == "forward" and board.read(board.writer).phase == "saving"

@@ -19,7 +19,12 @@ def test_who_leaves_after_a_further_death_names_the_same_ranks_as_left() -> None
     store, board = HashStore(), HeartbeatTable.create(4)
     board.set_members(4)
     board.mark_dead(3)
-    ranks = [FaultTolerantGroup(store, "attempt", rank, HeartbeatMembership(board), timedelta(seconds=5), lossy=False) for rank in range(3)]
+    ranks = [
+        FaultTolerantGroup(
+            store, "attempt", rank, HeartbeatMembership(board), timedelta(seconds=5), lossy=False
+        )
+        for rank in range(3)
+    ]
     with pytest.raises(PeersLost):
         ranks[1].form(4)
     board.mark_dead(1)  # it had left already

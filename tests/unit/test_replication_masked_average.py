@@ -14,11 +14,19 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from ecrl_cli.replication.mini_batch.dormant import RANKS, DormantAverage, dormant_arm
 
 # Of magnitudes so far apart that another order of addition gives other bits.
-VALUES = [torch.tensor([[1e8, 3.0], [-0.0, 1.0]]), torch.tensor([[1.0, 1e-8], [-0.0, 2.0]]), torch.tensor([[-1e8, 7.0], [-0.0, 4.0]])]
+VALUES = [
+    torch.tensor([[1e8, 3.0], [-0.0, 1.0]]),
+    torch.tensor([[1.0, 1e-8], [-0.0, 2.0]]),
+    torch.tensor([[-1e8, 7.0], [-0.0, 4.0]]),
+]
 
 
-def averages(name: str, members: list[int], turns: list[list[bool]]) -> list[list[tuple[torch.Tensor, int]]]:
-    """What each of `members` (indices of VALUES) gets in each turn; `turns` say who of them counts. One thread for each."""
+def averages(
+    name: str, members: list[int], turns: list[list[bool]]
+) -> list[list[tuple[torch.Tensor, int]]]:
+    """What each of `members` (indices of VALUES) gets in each turn; `turns` say who of them counts.
+    One thread for each.
+    """
     store = PrefixStore(name, HashStore())
 
     def rank(place: int) -> list[tuple[torch.Tensor, int]]:
@@ -35,7 +43,9 @@ def averages(name: str, members: list[int], turns: list[list[bool]]) -> list[lis
 
 
 @pytest.mark.parametrize("away", [0, 1, 2])
-def test_who_is_away_leaves_the_average_of_the_others_as_a_group_of_their_own_has_it(away: int) -> None:
+def test_who_is_away_leaves_the_average_of_the_others_as_a_group_of_their_own_has_it(
+    away: int,
+) -> None:
     turns = [[True] * 3, [rank != away for rank in range(3)], [True] * 3]
     found = averages("one", [0, 1, 2], turns)
     others = [rank for rank in range(3) if rank != away]
@@ -56,18 +66,26 @@ def test_an_average_is_the_sum_from_the_first_rank_to_the_last_by_their_number()
 
 
 def test_what_a_dormant_rank_holds_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.VALUES", [VALUES[0], torch.full((2, 2), float("nan")), VALUES[2]])
+    monkeypatch.setattr(
+        f"{__name__}.VALUES", [VALUES[0], torch.full((2, 2), float("nan")), VALUES[2]]
+    )
     found = averages("nan", [0, 1, 2], [[True, False, True]])
     assert all(tensor.isfinite().all() for each in found for tensor, _ in each)
 
 
 def test_with_nobody_active_everything_stays_as_it_is() -> None:
     found = averages("none", [0, 1], [[False, False]])
-    assert [(torch.equal(each[0][0], VALUES[rank]), each[0][1]) for rank, each in enumerate(found)] == [(True, 0), (True, 0)]
+    assert [
+        (torch.equal(each[0][0], VALUES[rank]), each[0][1]) for rank, each in enumerate(found)
+    ] == [(True, 0), (True, 0)]
 
 
 @pytest.mark.slow
 def test_real_processes_leave_and_come_back_within_a_mini_batch(tmp_path: Path) -> None:
     found = dormant_arm(tmp_path / "dormant", averages=8)
-    assert (found["same"], found["counted"], found["rounds"]) == (True, [RANKS, RANKS - 1, RANKS - 1, RANKS], 2)
+    assert (found["same"], found["counted"], found["rounds"]) == (
+        True,
+        [RANKS, RANKS - 1, RANKS - 1, RANKS],
+        2,
+    )
     assert found["losses"][1] < found["losses"][0], "they train"

@@ -1,4 +1,6 @@
-"""The table by which a checkpointer is chosen: costs from the runs, and from the studies what those know of it."""
+"""The table by which a checkpointer is chosen: costs from the runs, and from the studies what those
+know of it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         build(sweep)
     runs = [read_run(place, judge_anew=True) for place in run_inputs([sweep])]
     (blk,) = [run for run in runs if run.variant == "blk"]
-    dcp = replace(blk, variant="dcp", recording=None, config=blk.config | {"checkpoint": blk.config["checkpoint"] | {"strategy": "dcp"}})
+    dcp = replace(
+        blk,
+        variant="dcp",
+        recording=None,
+        config=blk.config | {"checkpoint": blk.config["checkpoint"] | {"strategy": "dcp"}},
+    )
     return compare([*runs, dcp])
 
 
@@ -45,7 +52,12 @@ CORRUPTION = study(
     "corruption",
     "anchors",
     {"loader": "torch.distributed.checkpoint", "flips": 300, "raised": 7, "harmless": 0},
-    {"loader": "the integrity check, in the random arm", "flips": 120, "raised": 100, "harmless": 20},
+    {
+        "loader": "the integrity check, in the random arm",
+        "flips": 120,
+        "raised": 100,
+        "harmless": 20,
+    },
 )
 POWER = study(
     "power-loss",
@@ -59,38 +71,61 @@ POWER = study(
 
 def rows(comparison: Comparison, *studies: StudyResult) -> dict[str, dict[str, str]]:
     table = checkpointers_table(comparison, studies)
-    found = [{column.label: text_of(value, column) for column, value in zip(table.columns, row, strict=True)} for row in table.rows]
+    found = [
+        {
+            column.label: text_of(value, column)
+            for column, value in zip(table.columns, row, strict=True)
+        }
+        for row in table.rows
+    ]
     return {row["arm"]: row for row in found}
 
 
-def test_costs_stand_beside_one_another_and_what_is_not_measured_names_its_command(race: Comparison) -> None:
+def test_costs_stand_beside_one_another_and_what_is_not_measured_names_its_command(
+    race: Comparison,
+) -> None:
     found = rows(race)
     assert list(found) == ["ref", "blk", "dcp"]
     for column in ("stall", "save", "load", "restart", "goodput", "bytes"):
         assert found["dcp"][column] == found["blk"][column] != "-"
     assert found["ref"]["restart"] == "-"
-    assert {found["dcp"][column] for column in ("damage noticed", "power loss survived")} == {"not measured"}
+    assert {found["dcp"][column] for column in ("damage noticed", "power loss survived")} == {
+        "not measured"
+    }
     note = checkpointers_table(race).note
     assert "ecrl study study=corruption" in note and "ecrl study study=power-loss" in note
 
 
 def test_what_the_studies_know_is_said_with_its_counts(race: Comparison) -> None:
     found = rows(race, CORRUPTION, POWER)
-    assert (found["dcp"]["damage noticed"], found["dcp"]["power loss survived"]) == ("2.3% (7 of 300)", "25.0% (15 of 60)")
-    assert (found["blk"]["damage noticed"], found["blk"]["power loss survived"]) == ("100% (100 of 100)", "100% (60 of 60)")
+    assert (found["dcp"]["damage noticed"], found["dcp"]["power loss survived"]) == (
+        "2.3% (7 of 300)",
+        "25.0% (15 of 60)",
+    )
+    assert (found["blk"]["damage noticed"], found["blk"]["power loss survived"]) == (
+        "100% (100 of 100)",
+        "100% (60 of 60)",
+    )
     assert not checkpointers_table(race, (CORRUPTION, POWER)).note
     assert "power-loss" in checkpointers_table(race, (CORRUPTION,)).note
 
 
 def test_a_table_of_another_version_is_no_measurement(race: Comparison) -> None:
-    found = rows(race, study("corruption", "anchors", {"loader": "torch.distributed.checkpoint", "flips": "many"}))
+    found = rows(
+        race,
+        study("corruption", "anchors", {"loader": "torch.distributed.checkpoint", "flips": "many"}),
+    )
     assert found["dcp"]["damage noticed"] == "not measured"
 
 
 def test_the_report_has_it_on_the_page_in_markdown_and_as_csv(race: Comparison) -> None:
     files = contents(race)
     title = checkpointers_table(race).title
-    assert title in files["report.md"].decode() and title in files["index.html"].decode() and 'id="checkpointers"' in files["index.html"].decode()
+    assert (
+        title in files["report.md"].decode()
+        and title in files["index.html"].decode()
+        and 'id="checkpointers"' in files["index.html"].decode()
+    )
     assert files["checkpointers.csv"].decode().count("\n") == 4
     json.loads(files["report.json"])
 

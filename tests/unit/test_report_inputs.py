@@ -18,7 +18,11 @@ from tests.unit.report_runs import Plan, arms, compared, edit, later, make_run, 
 def test_a_sweep_is_all_its_runs_listed_or_not(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:2])
     make_run(sweep / "extra", Plan("blk"))
-    assert [place.name for place in run_inputs([sweep])] == ["digits-cnn-kill-clean-s1337", "digits-cnn-kill-ref-s1337", "extra"]
+    assert [place.name for place in run_inputs([sweep])] == [
+        "digits-cnn-kill-clean-s1337",
+        "digits-cnn-kill-ref-s1337",
+        "extra",
+    ]
 
 
 def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
@@ -32,7 +36,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [place.name for place in run_inputs([one, two])] == ["a/run", "b/run"]
 
 
-def test_runs_of_one_name_in_folders_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+def test_runs_of_one_name_in_folders_of_one_name_are_told_apart_by_the_folders_above(
+    tmp_path: Path,
+) -> None:
     sweeps = [make_sweep(tmp_path / side / "nightly", arms()[:1]) for side in ("a", "b")]
     (alone,) = make_sweep(tmp_path / "c" / "nightly", arms("alone")[:1]).glob("alone-*")
     assert [place.name for place in run_inputs([*sweeps, alone])] == [
@@ -42,18 +48,28 @@ def test_runs_of_one_name_in_folders_of_one_name_are_told_apart_by_the_folders_a
     ]
 
 
-def test_runs_that_links_of_one_folder_lead_to_are_told_apart_by_where_they_lie(tmp_path: Path) -> None:
+def test_runs_that_links_of_one_folder_lead_to_are_told_apart_by_where_they_lie(
+    tmp_path: Path,
+) -> None:
     links = [tmp_path / name for name in ("first", "second")]
     for link, side in zip(links, "ab", strict=True):
         link.symlink_to(make_run(tmp_path / side / "run"))
-    assert [place.name for place in run_inputs([*links, make_run(tmp_path / "other")])] == ["a/run", "b/run", "other"]
+    assert [place.name for place in run_inputs([*links, make_run(tmp_path / "other")])] == [
+        "a/run",
+        "b/run",
+        "other",
+    ]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_a_broken_run_fails_its_suite_whichever_of_two_sweeps_of_one_name_comes_first(order: str, tmp_path: Path) -> None:
+def test_a_broken_run_fails_its_suite_whichever_of_two_sweeps_of_one_name_comes_first(
+    order: str, tmp_path: Path
+) -> None:
     for side in "ab":
         make_sweep(tmp_path / side / "nightly", arms())
-    edit(tmp_path / "a" / "nightly" / "digits-cnn-kill-blk-s1337" / "verdict.json", status="invalid")
+    edit(
+        tmp_path / "a" / "nightly" / "digits-cnn-kill-blk-s1337" / "verdict.json", status="invalid"
+    )
     for supervisor in (tmp_path / "b").glob("*/*/supervisor.json"):
         later(supervisor.parent, 1e6)
     found = compared(*(tmp_path / side / "nightly" for side in order))
@@ -65,7 +81,9 @@ def test_names_that_no_folder_can_have_are_passed_over(tmp_path: Path) -> None:
     """What a power loss leaves of a manifest: zeros."""
     sweep = make_sweep(tmp_path / "sweep", arms()[:1])
     with (sweep / "manifest.csv").open("a") as file:
-        file.write("..,x,s,v,1,completed,\n.,x,s,v,1,completed,\n\0\0\0,x,s,v,1,completed,\n\0\0\0\0")
+        file.write(
+            "..,x,s,v,1,completed,\n.,x,s,v,1,completed,\n\0\0\0,x,s,v,1,completed,\n\0\0\0\0"
+        )
     assert [place.name for place in run_inputs([sweep])] == ["digits-cnn-kill-clean-s1337"]
 
 
@@ -95,7 +113,9 @@ def test_runs_without_any_metrics_are_missing_evidence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [["a", "b"], ["a", "--against", "empty"], ["a", "damaged"]])
-def test_bad_input_is_refused_before_any_run_is_verified(given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_refused_before_any_run_is_verified(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a", "b"):
         make_sweep(tmp_path / name, [replace(plan, verdict=None) for plan in arms()[:1]])
     (tmp_path / "empty").mkdir()
@@ -108,7 +128,9 @@ def test_bad_input_is_refused_before_any_run_is_verified(given: list[str], tmp_p
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_that_cannot_be_written_in_full_leaves_no_older_page_beside_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_written_in_full_leaves_no_older_page_beside_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = make_sweep(tmp_path / "sweep", arms()[:2])
     pages = [report([sweep]).page, sweep / "report" / "report.json"]
     assert all(page.exists() for page in pages)
@@ -130,8 +152,12 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
     assert destination([a, b], tmp_path / "here") == tmp_path / "here"
 
 
-@pytest.mark.parametrize("part", ["checkpoint_account", "restarts", "recording_of", "timeline_view", "load_environment"])
-def test_a_part_of_a_run_that_cannot_be_worked_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+@pytest.mark.parametrize(
+    "part", ["checkpoint_account", "restarts", "recording_of", "timeline_view", "load_environment"]
+)
+def test_a_part_of_a_run_that_cannot_be_worked_out_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     def refuse(*given: object) -> None:
         raise ValueError(f"{part} gave up")
 

@@ -16,13 +16,21 @@ from tests.unit.report_runs import Simulation, arms, make_sweep
 def test_one_line_per_run_with_its_numbers_and_the_page_last(tmp_path: Path) -> None:
     result = report([make_sweep(tmp_path / "sweep", arms())], every_run=True)
     lines = result.text.splitlines()
-    head = next(number for number, line in enumerate(lines) if line.split() == " ".join(BRIEF).split())
+    head = next(
+        number for number, line in enumerate(lines) if line.split() == " ".join(BRIEF).split()
+    )
     for line, plan in zip(lines[head + 1 : head + 5], arms(), strict=True):
         said = Simulation(plan).metrics()
         cells = line.split()
         assert cells[:4] == [plan.variant, "1337", "valid", "60"]
-        assert cells[4:7] == [str(said["restarts"]), str(said["replayed_steps"]), rate(said["goodput"])]
-        assert cells[-3:] == [f"{said['checkpoints'][key]:.0f}" for key in ("committed", "failed", "lost")]
+        assert cells[4:7] == [
+            str(said["restarts"]),
+            str(said["replayed_steps"]),
+            rate(said["goodput"]),
+        ]
+        assert cells[-3:] == [
+            f"{said['checkpoints'][key]:.0f}" for key in ("committed", "failed", "lost")
+        ]
     assert lines[-1] == f"report: {result.page}" and result.page.is_file() and result.exit_code == 0
 
 

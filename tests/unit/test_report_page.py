@@ -1,4 +1,6 @@
-"""The page: what it says is what was recorded, it asks nobody for anything, and no name can break out of it."""
+"""The page: what it says is what was recorded, it asks nobody for anything, and no name can break
+out of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ from ecrl_cli.report.figures.export import picture, set_tooltip
 from ecrl_cli.report.formats import change, duration, minus, rate
 from ecrl_cli.report.tables.runs import runs_table
 from ecrl_cli.report.tables.table import text_of
-from tests.unit.report_runs import Plan, Simulation, arms, compared, edit, judged, make_run, make_sweep, write_json
+from tests.unit.report_runs import (
+    Plan,
+    Simulation,
+    arms,
+    compared,
+    edit,
+    judged,
+    make_run,
+    make_sweep,
+    write_json,
+)
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> $\\frac{"
 
@@ -59,7 +71,10 @@ def test_the_numbers_shown_are_the_recorded_ones(four: Page) -> None:
         said = Simulation(plan).metrics()
         assert rate(said["goodput"]) in page.text and duration(said["wall_s"]) in page.text
         if said["checkpoints"]["submitted"]:
-            assert duration(said["checkpoints"]["stall_s"] / said["checkpoints"]["submitted"]) in page.text
+            assert (
+                duration(said["checkpoints"]["stall_s"] / said["checkpoints"]["submitted"])
+                in page.text
+            )
     assert "signal 9, rank 1" in page.text and "step 20" in page.text
     assert page.count("polyline") >= 2 * (1 + 1 + 3 + 3)
 
@@ -67,9 +82,18 @@ def test_the_numbers_shown_are_the_recorded_ones(four: Page) -> None:
 def test_the_page_asks_nobody_for_anything(four: Page) -> None:
     page = four
     linking = ("src", "href", "xlink:href", "data", "action")
-    addresses = [value for _, attributes in page.tags for key, value in attributes.items() if key in linking and value]
+    addresses = [
+        value
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in linking and value
+    ]
     assert not [a for a in addresses if re.match(r"\w+:", a) and not a.startswith("data:,")]
-    policy = next(a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"]
+        for tag, a in page.tags
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy and policy.startswith("default-src 'none'")
     assert not [tag for tag, a in page.tags if any(key.startswith("on") for key in a)]
 
@@ -89,20 +113,29 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_control_characters_do_not_reach_the_page(tmp_path: Path) -> None:
-    text = report([make_run(tmp_path / "run", Plan("a\x1b[31m\x00b"))]).page.read_text(encoding="utf-8")
+    text = report([make_run(tmp_path / "run", Plan("a\x1b[31m\x00b"))]).page.read_text(
+        encoding="utf-8"
+    )
     assert "\x1b" not in text and "\x00" not in text
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_time_that_is_none_and_a_loss_beyond_all_bounds_cost_no_page(tmp_path: Path) -> None:
-    """A supervisor's time in milliseconds, and two runs of an arm whose perplexity is finite and its square is not."""
+    """A supervisor's time in milliseconds, and two runs of an arm whose perplexity is finite and
+    its square is not.
+    """
     make_sweep(tmp_path, [replace(plan, seed=seed) for seed in (1, 2) for plan in arms()])
     for run in tmp_path.glob("*-s*"):
         document = read_json(run / "supervisor.json")
         document["sessions"][0]["time"] *= 1000
         write_json(run / "supervisor.json", document)
         metrics = read_json(run / "metrics.json")
-        held_out = {"global_step": metrics["target_steps"], "samples": 1, "loss": 400.0, "perplexity": 1e170}
+        held_out = {
+            "global_step": metrics["target_steps"],
+            "samples": 1,
+            "loss": 400.0,
+            "perplexity": 1e170,
+        }
         edit(run / "metrics.json", evaluations=[held_out])
     made = report([tmp_path])
     assert made.exit_code == 0 and "400" in made.page.with_name("runs.csv").read_text()
@@ -115,31 +148,56 @@ def test_a_variant_that_matplotlib_would_hide_is_in_the_legend(tmp_path: Path) -
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("status", "headline"),
-    [("valid", "Every recovery was judged valid."), ("invalid", "1 of 1 run broke a promise."), ("unknown", "Not proven"), (None, "Not proven")],
+    [
+        ("valid", "Every recovery was judged valid."),
+        ("invalid", "1 of 1 run broke a promise."),
+        ("unknown", "Not proven"),
+        (None, "Not proven"),
+    ],
 )
 def test_the_headline_is_the_verdict(tmp_path: Path, status: str | None, headline: str) -> None:
     assert headline in page_of(make_run(tmp_path / "run", Plan(verdict=status))).text
 
 
 def test_the_page_opens_with_who_wins_and_says_so_in_numbers(tmp_path: Path) -> None:
-    """The first table and the first figure are the answer; its numbers are those of `metrics.statistics`."""
-    plans = [plan for suite in ("r18-base", "r50-late") for seed in (1, 2) for plan in arms(suite, seed)]
+    """The first table and the first figure are the answer; its numbers are those of
+    `metrics.statistics`.
+    """
+    plans = [
+        plan for suite in ("r18-base", "r50-late") for seed in (1, 2) for plan in arms(suite, seed)
+    ]
     page = page_of(make_sweep(tmp_path / "sweep", plans))
-    goodput = {v: [Simulation(plan).metrics()["goodput"] for plan in plans if plan.variant == v] for v in ("blk", "ovl")}
+    goodput = {
+        v: [Simulation(plan).metrics()["goodput"] for plan in plans if plan.variant == v]
+        for v in ("blk", "ovl")
+    }
     pair = paired(goodput["ovl"], goodput["blk"])
     assert pair.ratio_of_means and pair.mean_of_ratios
-    said = page.text[page.text.index("Who wins, and what it costs") : page.text.index("Committed steps per second of wall time")]
+    said = page.text[
+        page.text.index("Who wins, and what it costs") : page.text.index(
+            "Committed steps per second of wall time"
+        )
+    ]
     row = " ".join(said[said.index("ovl against blk") :].split())
     interval = f"{change(pair.ratio_low)} to {change(pair.ratio_high)}"
-    assert row.startswith(f"ovl against blk4{change(pair.ratio_of_means)}{interval}{change(pair.mean_of_ratios.mean)}")
+    assert row.startswith(
+        f"ovl against blk4{change(pair.ratio_of_means)}{interval}{change(pair.mean_of_ratios.mean)}"
+    )
     assert "4 of 4 up" in row and "above the floor" in row and "scale smoke" in said
-    assert f"ovl against blk, all suites: {change(pair.mean_of_ratios.mean)}" in page.text, "the figure says the same"
+    assert f"ovl against blk, all suites: {change(pair.mean_of_ratios.mean)}" in page.text, (
+        "the figure says the same"
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_where_nothing_ran_twice_no_floor_is_claimed(tmp_path: Path) -> None:
-    text = page_of(make_sweep(tmp_path / "sweep", [plan for seed in (1, 2, 3) for plan in arms(seed=seed)])).text
-    assert "Nothing ran twice, so that there is no noise floor" in text and "above the floor" not in text
+    text = page_of(
+        make_sweep(tmp_path / "sweep", [plan for seed in (1, 2, 3) for plan in arms(seed=seed)])
+    ).text
+    assert (
+        "Nothing ran twice, so that there is no noise floor" in text
+        and "above the floor" not in text
+    )
 
 
 def test_the_figures_say_the_recorded_values(tmp_path: Path) -> None:
@@ -159,7 +217,10 @@ def test_the_runs_that_failed_stand_first_whatever_their_suite(tmp_path: Path) -
     plans = [plan for suite in ("one", "two") for plan in arms(suite)]
     plans[-1].verdict = "invalid"
     table = runs_table(compared(make_sweep(tmp_path / "sweep", plans)))
-    assert [(row[0], text_of(row[1], table.columns[1])) for row in table.rows[:2]] == [("two", "ovl"), ("one", "clean")]
+    assert [(row[0], text_of(row[1], table.columns[1])) for row in table.rows[:2]] == [
+        ("two", "ovl"),
+        ("one", "clean"),
+    ]
     assert len(table.rows) == 8
 
 
@@ -190,17 +251,26 @@ class Awake(Page):
 
 @pytest.mark.usefixtures("undrawn")
 def test_another_run_adds_little(tmp_path: Path) -> None:
-    """So that 72 runs of the length of the published ones stay far under 4 MB and 20,000 elements: what loads at once is small."""
+    """So that 72 runs of the length of the published ones stay far under 4 MB and 20,000 elements:
+    what loads at once is small.
+    """
     text = {}
     for seeds in (2, 4):
-        plans = [Plan("blk", "suite", seed, steps=400, every=10, kills=(101, 305)) for seed in range(seeds)]
-        text[seeds] = report([make_sweep(tmp_path / str(seeds), plans)]).page.read_text(encoding="utf-8")
+        plans = [
+            Plan("blk", "suite", seed, steps=400, every=10, kills=(101, 305))
+            for seed in range(seeds)
+        ]
+        text[seeds] = report([make_sweep(tmp_path / str(seeds), plans)]).page.read_text(
+            encoding="utf-8"
+        )
     assert (len(text[4]) - len(text[2])) / 2 < 50_000
     assert (Awake(text[4]).nodes - Awake(text[2]).nodes) / 2 < 60
 
 
 def test_minus_signs_are_true_and_names_keep_their_hyphens() -> None:
-    assert minus("-2.9% to -3.0% in cifar10-r18-2, -x [-1, 2-3]") == "~2.9% to ~3.0% in cifar10-r18-2, -x [~1, 2-3]".replace("~", "\N{MINUS SIGN}")
+    assert minus(
+        "-2.9% to -3.0% in cifar10-r18-2, -x [-1, 2-3]"
+    ) == "~2.9% to ~3.0% in cifar10-r18-2, -x [~1, 2-3]".replace("~", "\N{MINUS SIGN}")
 
 
 def test_what_a_figure_says_cannot_break_out_of_it(tmp_path: Path) -> None:
@@ -220,5 +290,7 @@ def test_a_long_list_of_checkpoints_is_cut_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_every_gate_is_listed_with_its_result(tmp_path: Path) -> None:
     text = page_of(make_run(tmp_path / "run", Plan(verdict="invalid"))).text
-    assert "passed Every submitted checkpoint accounted for" in text.replace("✓ ", "").replace("\n", " ")
+    assert "passed Every submitted checkpoint accounted for" in text.replace("✓ ", "").replace(
+        "\n", " "
+    )
     assert "failed Every run judged valid: run is invalid" in text.replace("✕ ", "")

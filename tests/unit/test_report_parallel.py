@@ -17,8 +17,14 @@ def test_results_come_in_order_and_from_other_processes() -> None:
 
 def test_a_few_things_and_work_within_work_are_done_here() -> None:
     here = os.getpid()
-    assert parallel_map(lambda _: os.getpid(), range(FEWEST - 1), workers=2) == [here] * (FEWEST - 1)
-    within = parallel_map(lambda _: (os.getpid(), set(parallel_map(lambda _: os.getpid(), range(10), workers=2))), range(10), workers=2)
+    assert parallel_map(lambda _: os.getpid(), range(FEWEST - 1), workers=2) == [here] * (
+        FEWEST - 1
+    )
+    within = parallel_map(
+        lambda _: (os.getpid(), set(parallel_map(lambda _: os.getpid(), range(10), workers=2))),
+        range(10),
+        workers=2,
+    )
     assert all(inner == {outer} for outer, inner in within)
 
 
@@ -36,6 +42,11 @@ def test_what_goes_wrong_there_is_raised_here_and_the_next_work_is_done() -> Non
 @pytest.mark.parametrize("things", [range(FEWEST - 1), range(40)])
 def test_what_is_to_be_done_meanwhile_is_done_here_once_and_behind_the_fork(things: range) -> None:
     seen: list[int] = []
-    found = parallel_map(lambda _: (os.getpid(), len(seen)), things, workers=2, meanwhile=lambda: seen.append(os.getpid()))
+    found = parallel_map(
+        lambda _: (os.getpid(), len(seen)),
+        things,
+        workers=2,
+        meanwhile=lambda: seen.append(os.getpid()),
+    )
     elsewhere = {count for pid, count in found if pid != os.getpid()}
     assert seen == [os.getpid()] and elsewhere <= {0}

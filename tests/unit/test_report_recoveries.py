@@ -35,7 +35,13 @@ def compared(sweep: Path) -> Comparison:
 
 def row(shown: Comparison, arm: str) -> dict[str, str]:
     table = recoveries_table(shown)
-    rows = [{column.label: text_of(value, column) for column, value in zip(table.columns, row, strict=True)} for row in table.rows]
+    rows = [
+        {
+            column.label: text_of(value, column)
+            for column, value in zip(table.columns, row, strict=True)
+        }
+        for row in table.rows
+    ]
     return next(row for row in rows if row["arm"] == arm)
 
 
@@ -50,10 +56,15 @@ def test_a_line_per_run_says_what_each_way_costs(live: Comparison) -> None:
 
 
 def test_the_answer_tells_what_was_given_up(live: Comparison) -> None:
-    assert "In 3 recoveries ranks went on with the state in their memory; 4 samples were lost." in " ".join(summarize(live).sentences)
+    assert (
+        "In 3 recoveries ranks went on with the state in their memory; 4 samples were lost."
+        in " ".join(summarize(live).sentences)
+    )
 
 
-def test_where_every_run_restarts_from_its_checkpoint_there_is_no_such_table(tmp_path: Path) -> None:
+def test_where_every_run_restarts_from_its_checkpoint_there_is_no_such_table(
+    tmp_path: Path,
+) -> None:
     for build in (build_ref, build_blk):
         build(tmp_path)
     assert not recoveries_table(compared(tmp_path)).rows
@@ -61,5 +72,11 @@ def test_where_every_run_restarts_from_its_checkpoint_there_is_no_such_table(tmp
 
 def test_every_recovery_is_in_a_file(live: Comparison) -> None:
     header, *lines = csv_of(records_table(CSV_FILES["recoveries.csv"](live))).decode().splitlines()
-    assert header.endswith("attempt,way,resumed_from_step,joined,lost_samples,given_up_steps,seconds,ranks_before,ranks_after")
-    assert len(lines) == 4 and any(",1,survivors,8,1,0,1," in line for line in lines) and any(",1,checkpoint,6,1,0,0," in line for line in lines)
+    assert header.endswith(
+        "attempt,way,resumed_from_step,joined,lost_samples,given_up_steps,seconds,ranks_before,ranks_after"
+    )
+    assert (
+        len(lines) == 4
+        and any(",1,survivors,8,1,0,1," in line for line in lines)
+        and any(",1,checkpoint,6,1,0,0," in line for line in lines)
+    )

@@ -1,4 +1,6 @@
-"""What the terminal and the first screen say: few lines whatever the size of a sweep, the noise as a line and no loss, intervals that can be."""
+"""What the terminal and the first screen say: few lines whatever the size of a sweep, the noise as
+a line and no loss, intervals that can be.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from ecrl_cli.report.tables.comparisons import tables
 from ecrl_cli.report.tables.runs import NOTHING_TWICE, arms_brief
 from ecrl_cli.report.tables.table import Column, mean_cell, text_of
 from ecrl_cli.report.text.summary import MOST_FIRST, summarize
-from tests.unit.report_runs import SEEDS, Plan, arms, compared, full_sweep, make_run, make_sweep, timed
+from tests.unit.report_runs import (
+    SEEDS,
+    Plan,
+    arms,
+    compared,
+    full_sweep,
+    make_run,
+    make_sweep,
+    timed,
+)
 
 PAGE = Path("index.html")
 
@@ -29,28 +40,49 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def said(comparison: Comparison, *, every_run: bool = False) -> list[str]:
-    return terminal(comparison, PAGE, headline=summarize(comparison).headline, every_run=every_run).splitlines()
+    return terminal(
+        comparison, PAGE, headline=summarize(comparison).headline, every_run=every_run
+    ).splitlines()
 
 
 def test_it_has_the_headline_the_arms_the_floor_and_the_path(one: Comparison) -> None:
     lines = said(one)
     assert lines[0].startswith("Overlapped beats blocking") and lines[-1] == "report: index.html"
-    assert [line.split()[1] for line in lines if line.startswith("  one ")] == ["clean", "ref", "blk", "ovl"]
+    assert [line.split()[1] for line in lines if line.startswith("  one ")] == [
+        "clean",
+        "ref",
+        "blk",
+        "ovl",
+    ]
     assert len(lines) < 15 and not any("1337" in line for line in lines)
 
 
 def test_every_run_has_a_row_if_asked_for(one: Comparison) -> None:
     lines = said(one, every_run=True)
-    assert sum("valid" in line and re.search(r"\b(1337|2027|4242)\b", line) is not None for line in lines) == 15
+    assert (
+        sum(
+            "valid" in line and re.search(r"\b(1337|2027|4242)\b", line) is not None
+            for line in lines
+        )
+        == 15
+    )
 
 
 def test_the_repeated_reference_is_the_noise_floor_and_no_loss(one: Comparison) -> None:
     lines = said(one)
     (floor,) = [line for line in lines if "noise floor" in line]
-    assert floor.strip() == "noise floor of goodput, one: 2.9% for a mean of 3 pairs (3 pairs of ref2 against ref)"
+    assert (
+        floor.strip()
+        == "noise floor of goodput, one: 2.9% for a mean of 3 pairs (3 pairs of ref2 against ref)"
+    )
     assert not any(line.split()[1:2] == ["ref2"] for line in lines)
     shown = [table for table in tables(one) if "compared" in table.title]
-    assert shown and not any(row[1].value == "ref2 against ref" for table in shown for row in table.rows if hasattr(row[1], "value"))
+    assert shown and not any(
+        row[1].value == "ref2 against ref"
+        for table in shown
+        for row in table.rows
+        if hasattr(row[1], "value")
+    )
 
 
 def test_without_a_repetition_it_says_that_the_noise_was_not_measured(tmp_path: Path) -> None:
@@ -81,8 +113,13 @@ def test_of_two_values_the_range_is_shown_and_no_duration_is_below_zero() -> Non
     assert span(summary([1.0, 3.0])) == pytest.approx((1.0, 3.0))
     few = summary([0.1, 0.1, 4.0])
     assert few.low is not None and few.low < 0 and span(amounts([0.1, 0.1, 4.0])) == (0.0, few.high)
-    assert span(amounts([-1.0, 0.1, 4.0])) == span(summary([-1.0, 0.1, 4.0])), "a difference may be below zero"
-    assert text_of(mean_cell(summary([1.0, 3.0])), Column("wall", "seconds")) == "2 s [1 s to 3 s (range)]"
+    assert span(amounts([-1.0, 0.1, 4.0])) == span(summary([-1.0, 0.1, 4.0])), (
+        "a difference may be below zero"
+    )
+    assert (
+        text_of(mean_cell(summary([1.0, 3.0])), Column("wall", "seconds"))
+        == "2 s [1 s to 3 s (range)]"
+    )
 
 
 def test_the_stall_of_an_arm_has_no_interval_below_zero(tmp_path: Path) -> None:
@@ -104,21 +141,37 @@ def test_seeds_are_in_the_order_of_numbers(tmp_path: Path) -> None:
 def test_the_default_scale_is_not_named(tmp_path: Path, scale: str, named: bool) -> None:
     for seed in SEEDS:
         for variant, strategy in (("blk", "blocking"), ("ovl", "overlapped")):
-            make_run(tmp_path / f"{variant}-{seed}", Plan(variant, seed=seed, strategy=strategy, scale=scale))
+            make_run(
+                tmp_path / f"{variant}-{seed}",
+                Plan(variant, seed=seed, strategy=strategy, scale=scale),
+            )
     shown = compared(tmp_path)
-    text = " ".join([*summarize(shown).sentences, *said(shown, every_run=True), *(table.title for table in tables(shown))])
+    text = " ".join(
+        [
+            *summarize(shown).sentences,
+            *said(shown, every_run=True),
+            *(table.title for table in tables(shown)),
+        ]
+    )
     assert ("scale" in text) is named
 
 
 def test_the_first_screen_has_effects_where_there_are_intervals(one: Comparison) -> None:
     found = opening(one)
-    assert [row.title for row in found.rows][:2] == ["ovl against blk", "blk against ref"] and not found.runs
+    assert [row.title for row in found.rows][:2] == [
+        "ovl against blk",
+        "blk against ref",
+    ] and not found.runs
     ahead = found.rows[0]
-    assert ahead.decided and ahead.low is not None and ahead.low <= ahead.at <= ahead.low + ahead.width
+    assert (
+        ahead.decided and ahead.low is not None and ahead.low <= ahead.at <= ahead.low + ahead.width
+    )
     assert ahead.at > found.zero > found.rows[1].at, "+25% lies right of zero, -50% left"
     assert ahead.floor is not None and ahead.floor < found.zero < ahead.floor + ahead.floor_width
     said_first = summarize(one)
-    assert len(said_first.first) == MOST_FIRST and {*said_first.first, *said_first.rest} == set(said_first.statements)
+    assert len(said_first.first) == MOST_FIRST and {*said_first.first, *said_first.rest} == set(
+        said_first.statements
+    )
 
 
 def test_the_first_screen_has_time_axes_where_there_are_none(tmp_path: Path) -> None:
@@ -134,14 +187,20 @@ def test_the_first_screen_begins_with_the_run_that_broke_a_promise(tmp_path: Pat
     assert opening(compared(tmp_path)).runs[0].variant == "ovl"
 
 
-def test_a_page_of_many_runs_has_details_of_those_that_failed_and_one_of_each_arm(one: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_many_runs_has_details_of_those_that_failed_and_one_of_each_arm(
+    one: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = Figures((), {})
     assert render(one, (), summarize(one), drawn).count('<details class="run f"') == len(one.runs)
     monkeypatch.setattr("ecrl_cli.report.render.page.MOST_DETAILED", 4)
     assert MOST_DETAILED > 4
     page = render(one, (), summarize(one), drawn)
-    assert page.count('<details class="run f"') == 5 and "<code>ecrl report FOLDER/RUN</code>" in page
+    assert (
+        page.count('<details class="run f"') == 5 and "<code>ecrl report FOLDER/RUN</code>" in page
+    )
 
 
 def test_arms_have_their_columns_of_bases_only_where_there_is_one(one: Comparison) -> None:
-    assert [column.label for column in arms_brief(one).columns if column.label.startswith("vs")] == ["vs clean", "vs ref", "vs blk"]
+    assert [
+        column.label for column in arms_brief(one).columns if column.label.startswith("vs")
+    ] == ["vs clean", "vs ref", "vs blk"]

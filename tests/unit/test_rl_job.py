@@ -1,5 +1,6 @@
 """examples/jobs/rl.py comes back exactly, with its world in this process or in one of its own, and
-each of its planted bugs changes the end. Shown without the judge: by the last checkpoint's content."""
+each of its planted bugs changes the end. Shown without the judge: by the last checkpoint's content.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def rl(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
-def last_state(rl: ModuleType, folder: Path, stops: tuple[int, ...], bug: str = "") -> dict[str, Any]:
+def last_state(
+    rl: ModuleType, folder: Path, stops: tuple[int, ...], bug: str = ""
+) -> dict[str, Any]:
     """The last checkpoint of a job that ends before each step of `stops` and starts again."""
     folder.mkdir()
     for stop in (*stops, rl.STEPS):
@@ -42,7 +45,10 @@ def last_state(rl: ModuleType, folder: Path, stops: tuple[int, ...], bug: str = 
 def differing(one: Any, other: Any, name: str = "") -> list[str]:
     if isinstance(one, dict):
         keys = one.keys() | other.keys()
-        parts = [differing(one.get(key), other.get(key), f"{name}/{key}") for key in sorted(keys, key=str)]
+        parts = [
+            differing(one.get(key), other.get(key), f"{name}/{key}")
+            for key in sorted(keys, key=str)
+        ]
         return [line for part in parts for line in part]
     equal = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     return [] if equal else [name]

@@ -36,7 +36,10 @@ def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path: 
 
 
 def test_an_error_without_a_file_name_names_none() -> None:
-    assert StorageError.of("run", None, OSError(errno.ENOSPC, "No space left on device")).fact == "ENOSPC (No space left on device)"
+    assert (
+        StorageError.of("run", None, OSError(errno.ENOSPC, "No space left on device")).fact
+        == "ENOSPC (No space left on device)"
+    )
 
 
 def test_memory_whose_descriptor_the_system_could_not_hand_over_is_said_to_be_that() -> None:
@@ -55,7 +58,9 @@ def test_a_run_directory_that_was_removed_is_said_to_be_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_reason_of_a_failed_save_names_paths_inside_the_run(tmp_path: Path, linked: bool) -> None:
+def test_the_reason_of_a_failed_save_names_paths_inside_the_run(
+    tmp_path: Path, linked: bool
+) -> None:
     root = tmp_path / "run"
     root.mkdir()
     layout = RunLayout(root)
@@ -63,7 +68,9 @@ def test_the_reason_of_a_failed_save_names_paths_inside_the_run(tmp_path: Path, 
         (tmp_path / "link").symlink_to(root)
         layout = RunLayout(tmp_path / "link")
     layout.attempt(0).folder.mkdir(parents=True)
-    error = StorageError.of("write", root / "checkpoints" / ".stage" / "model", OSError(errno.ENOSPC, "full"))
+    error = StorageError.of(
+        "write", root / "checkpoints" / ".stage" / "model", OSError(errno.ENOSPC, "full")
+    )
     log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
     log.failed(4, error)
     log.pointer_failed(4, StorageError.of("rename", layout.root, OSError(errno.EIO, "broken")))
@@ -71,7 +78,9 @@ def test_the_reason_of_a_failed_save_names_paths_inside_the_run(tmp_path: Path, 
     keeper = SupervisorRecordWriter(layout, "0" * 64, 8)
     keeper.begin()
     keeper.end("gave_up", error.line())
-    reasons = [line.reason for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events]
+    reasons = [
+        line.reason for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+    ]
     assert reasons == [
         "E-storage write: ENOSPC at checkpoints/.stage/model (full)",
         "E-storage rename: EIO at the run directory (broken)",

@@ -1,4 +1,6 @@
-"""Scrubs while a run goes on: damage is said once and kept on record, and nothing of it can end or delay the run."""
+"""Scrubs while a run goes on: damage is said once and kept on record, and nothing of it can end or
+delay the run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     for step in (10, 20):
         store.save(synthetic_image(1, step, synthetic_plan(40_000, 20_000), restorable=True), 0)
     store.close()
-    monkeypatch.setattr("ecrl_cli.runs.periodic_scrub.run_id", lambda config: "")  # the checkpoints are of no run
+    # the checkpoints are of no run
+    monkeypatch.setattr("ecrl_cli.runs.periodic_scrub.run_id", lambda config: "")
     return RunLayout(tmp_path)
 
 
@@ -49,7 +52,10 @@ def test_damage_is_said_once_and_stands_on_record(run: RunLayout) -> None:
     scrubber.scrub_once()
     scrubber.stop()
     (text,) = said
-    assert text.startswith(f"scrub: step_00000010 is damaged: hash: {MODEL} does not match its BLAKE3; recovery goes on from an older one")
+    assert text.startswith(
+        f"scrub: step_00000010 is damaged: hash: {MODEL} does not match its BLAKE3; recovery goes"
+        " on from an older one"
+    )
     assert [len(line.damaged) for line in kept(run)] == [0, 1, 1]
     assert run.scrubs in record_files(run), "it is sealed with the other records"
 
@@ -66,14 +72,18 @@ def test_it_looks_again_and_again_while_the_run_goes_on(run: RunLayout) -> None:
     assert count > 1 and not thread.is_alive() and len(kept(run)) == count
 
 
-def test_a_folder_that_cannot_be_read_ends_no_run(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_ends_no_run(
+    run: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     scrubber = Scrubber(run, CONFIG, said.append)
     run.checkpoints.rename(run.root / "gone")
     scrubber.scrub_once()
     scrubber.scrub_once()
     scrubber.stop()
-    assert len(said) == 1 and said[0].startswith("the checkpoints cannot be scrubbed: E-storage list: ENOENT")
+    assert len(said) == 1 and said[0].startswith(
+        "the checkpoints cannot be scrubbed: E-storage list: ENOENT"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,12 +91,24 @@ def test_a_folder_that_cannot_be_read_ends_no_run(run: RunLayout, monkeypatch: p
     [
         ("overlapped", 0.0, []),
         ("none", 0.001, []),
-        ("torch_save", 0.001, ["the checkpoints are not scrubbed: another checkpointer wrote them, only that can read them"]),
+        (
+            "torch_save",
+            0.001,
+            [
+                "the checkpoints are not scrubbed: another checkpointer wrote them, only that can"
+                " read them"
+            ],
+        ),
     ],
 )
-def test_where_there_is_nothing_to_scrub_no_thread_runs(run: RunLayout, strategy: str, every_s: float, said: list[str]) -> None:
+def test_where_there_is_nothing_to_scrub_no_thread_runs(
+    run: RunLayout, strategy: str, every_s: float, said: list[str]
+) -> None:
     heard: list[str] = []
-    config = RunConfig(checkpoint=CheckpointConfig(strategy=strategy), supervision=SupervisionConfig(scrub_every_s=every_s))
+    config = RunConfig(
+        checkpoint=CheckpointConfig(strategy=strategy),
+        supervision=SupervisionConfig(scrub_every_s=every_s),
+    )
     with scrubbed(run, config, heard.append):
         assert not any(thread.name == "scrub" for thread in threading.enumerate())
     assert heard == said and not run.scrubs.exists()

@@ -34,15 +34,21 @@ def test_a_run_that_was_completed_and_not_measured_is_measured(tmp_path: Path) -
     assert layout.metrics.read_bytes() == before
 
 
-def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(tmp_path: Path) -> None:
+def test_metrics_of_an_earlier_stop_do_not_pass_for_those_of_the_completed_run(
+    tmp_path: Path,
+) -> None:
     layout = build_ref(tmp_path)
     before = layout.metrics.read_bytes()
-    layout.metrics.write_bytes(before.replace(b'"terminal_status": "completed"', b'"terminal_status": "stopped"'))
+    layout.metrics.write_bytes(
+        before.replace(b'"terminal_status": "completed"', b'"terminal_status": "stopped"')
+    )
     runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert layout.metrics.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ['{"schema_version": 2}', "[]", '{"schema_version": 1, "foo": 2}', "{"])
+@pytest.mark.parametrize(
+    "damage", ['{"schema_version": 2}', "[]", '{"schema_version": 1, "foo": 2}', "{"]
+)
 def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) -> None:
     layout = build_ref(tmp_path)
     layout.supervisor.write_text(damage)
@@ -50,7 +56,9 @@ def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) 
     assert result.exit_code == 2 and "supervisor.json" in result.reason
 
 
-def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_log_is_found_before_the_training_that_would_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "prepare", lambda *given: None)
     monkeypatch.setattr(runs, "completed", lambda layout: False)
     layout = build_ref(tmp_path)
@@ -60,7 +68,9 @@ def test_a_damaged_log_is_found_before_the_training_that_would_follow(tmp_path: 
     assert result.exit_code == 2 and "rank0.jsonl" in result.reason
 
 
-def test_a_held_run_directory_is_refused_before_anything_is_prepared_or_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_run_directory_is_refused_before_anything_is_prepared_or_warmed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "check_run_dir", lambda planned: pytest.fail("it is looked at"))
     monkeypatch.setattr(runs, "prepare", lambda *given: pytest.fail("data is prepared"))
     layout = build_ref(tmp_path)
@@ -70,7 +80,9 @@ def test_a_held_run_directory_is_refused_before_anything_is_prepared_or_warmed_u
     assert result.exit_code == 8 and f"held by pid {os.getpid()} on " in result.reason
 
 
-def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_before_the_launcher_is_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[object] = []
     monkeypatch.setattr(runs, "prepare", lambda *given: None)
     monkeypatch.setattr(runs, "make_ui", lambda *given: shown.append(given))
@@ -79,7 +91,9 @@ def test_nothing_is_shown_before_the_launcher_is_warm(tmp_path: Path, monkeypatc
     assert shown == []
 
 
-def test_the_name_of_a_run_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_run_directory_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(runs, "sync_directory", synced.append)
     runs.init_run_dir(plan_run(config_of("ref"), tmp_path / "a" / "b"))

@@ -90,14 +90,19 @@ def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:
     assert not run.exists()
 
 
-def test_a_run_alone_lies_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_alone_lies_in_the_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(planned: RunPlan, context: RunContext) -> RunResult:
         return RunResult(0, "completed", str(planned.layout.root.resolve()))
 
     (tmp_path / "memory").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hydra_jobs, "run", run)
-    assert main(["train", "storage=tmpfs", f"storage.folder={tmp_path / 'memory'}", "run_dir=run"]) == 0
+    assert (
+        main(["train", "storage=tmpfs", f"storage.folder={tmp_path / 'memory'}", "run_dir=run"])
+        == 0
+    )
     assert (tmp_path / "run").resolve().parent == tmp_path / "memory"
 
 
@@ -122,7 +127,9 @@ class Clock:
         self.now += seconds
 
 
-def test_a_throttled_storage_takes_the_time_that_its_bandwidth_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_throttled_storage_takes_the_time_that_its_bandwidth_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr(fs_wrapper, "time", clock)
     store = CheckpointStore(tmp_path, StoreConfig(bytes_per_s=2**20))
@@ -141,7 +148,9 @@ def test_a_throttled_storage_takes_the_time_that_its_bandwidth_says(tmp_path: Pa
 def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     for name, launched in (("one", 1000.0), ("two", 2000.0)):
-        RunBuilder(tmp_path / name / "ref", config_of("ref"), now=launched).build().root.rename(tmp_path / f"elsewhere-{name}")
+        RunBuilder(tmp_path / name / "ref", config_of("ref"), now=launched).build().root.rename(
+            tmp_path / f"elsewhere-{name}"
+        )
     sweep.mkdir()
     (tmp_path / "elsewhere-two").rename(sweep / "reference")
     (sweep / "run").symlink_to(tmp_path / "elsewhere-one")
@@ -150,11 +159,18 @@ def test_a_run_that_lies_elsewhere_is_judged_among_its_neighbours_here(tmp_path:
 
 
 @pytest.mark.parametrize("target", [12, 48])
-def test_the_target_of_a_run_is_not_changed_and_the_line_says_why(tmp_path: Path, target: int) -> None:
-    """Neither lowered, nor raised before it was reached: each step's learning rate follows from it."""
+def test_the_target_of_a_run_is_not_changed_and_the_line_says_why(
+    tmp_path: Path, target: int
+) -> None:
+    """Neither lowered, nor raised before it was reached: each step's learning rate follows from
+    it.
+    """
     run = RunBuilder(tmp_path / "ref", config_of("ref")).build()
     run.supervisor.write_text(run.supervisor.read_text().replace('"completed"', '"stopped"'))
     run.root.chmod(0o755)
     with pytest.raises(RunDirectoryError) as refused:
         check_run_dir(plan_run(replace(config_of("ref"), target_steps=target), run.root))
-    assert f"(target_steps 24 there and {target} here); a run keeps its target until it has reached it" in refused.value.line()
+    assert (
+        f"(target_steps 24 there and {target} here); a run keeps its target until it has reached it"
+        in refused.value.line()
+    )

@@ -1,4 +1,6 @@
-"""A sweep that is started again, beside others, on another machine; and the board that says where it stands."""
+"""A sweep that is started again, beside others, on another machine; and the board that says where
+it stands.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ GOOD = RunResult(0, "completed", "target reached")
 
 
 def plans(layout: SweepLayout, *names: str) -> dict[str, RunPlan]:
-    return {name: plan_run(RunConfig(seed=number, suite_name="s"), layout.run(name).root) for number, name in enumerate(names)}
+    return {
+        name: plan_run(RunConfig(seed=number, suite_name="s"), layout.run(name).root)
+        for number, name in enumerate(names)
+    }
 
 
-def swept(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult] = lambda name: GOOD) -> dict[str, RunResult]:
+def swept(
+    layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult] = lambda name: GOOD
+) -> dict[str, RunResult]:
     return sweep(layout, do, start, SweepProgress(do, lambda line: None))
 
 
@@ -40,7 +47,9 @@ def statuses(layout: SweepLayout) -> dict[str, str]:
     return {row.run: row.status for row in read_manifest(layout.manifest)}
 
 
-def test_only_what_is_missing_is_started_and_the_manifest_knows_it_from_the_first_moment(tmp_path: Path) -> None:
+def test_only_what_is_missing_is_started_and_the_manifest_knows_it_from_the_first_moment(
+    tmp_path: Path,
+) -> None:
     layout, seen = SweepLayout(tmp_path / "all"), []
     build_ref(layout.root).root.rename(layout.root / "b")
 
@@ -63,7 +72,9 @@ def test_a_run_whose_records_are_damaged_is_started_and_says_so_itself(tmp_path:
 
 def test_what_a_killed_sweep_left_running_is_pending_for_the_next(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
-    layout.manifest.write_text("run,run_id,suite,variant,seed,status,reason\nold,1,s,ref,1,running,\nbad,2,s,ref,1,failed,why\n")
+    layout.manifest.write_text(
+        "run,run_id,suite,variant,seed,status,reason\nold,1,s,ref,1,running,\nbad,2,s,ref,1,failed,why\n"
+    )
     swept(layout, SweepPlan(plans(layout, "new")))
     assert statuses(layout) == {"old": "pending", "bad": "failed", "new": "completed"}
 
@@ -77,7 +88,11 @@ def test_two_sweeps_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
 def test_what_sets_a_run_apart_stays_in_the_manifest(tmp_path: Path) -> None:
     layout = SweepLayout(tmp_path)
-    do = SweepPlan(plans(layout, "a", "b"), frozenset({"a"}), {"a": "mixed: kernel differs", "b": "mixed: cpu differs"})
+    do = SweepPlan(
+        plans(layout, "a", "b"),
+        frozenset({"a"}),
+        {"a": "mixed: kernel differs", "b": "mixed: cpu differs"},
+    )
     swept(layout, do)
     with layout.manifest.open() as file:
         assert [(row["status"], row["reason"]) for row in csv.DictReader(file)] == [
@@ -94,13 +109,20 @@ def begun(folder: Path, **changed: object) -> RunLayout:
     return layout
 
 
-def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(tmp_path: Path) -> None:
-    layouts = {"same": begun(tmp_path / "same", git_revision="another"), "new": RunLayout(tmp_path / "new")}
+def test_runs_of_this_code_and_machine_agree_whatever_document_was_committed_since(
+    tmp_path: Path,
+) -> None:
+    layouts = {
+        "same": begun(tmp_path / "same", git_revision="another"),
+        "new": RunLayout(tmp_path / "new"),
+    }
     assert disagreements(layouts) == {}
 
 
 @pytest.mark.parametrize(("strategy", "stands"), [("blocking", True), ("torchsnapshot", False)])
-def test_a_package_that_takes_no_part_in_a_run_does_not_keep_it_from_being_taken_up(tmp_path: Path, strategy: str, stands: bool) -> None:
+def test_a_package_that_takes_no_part_in_a_run_does_not_keep_it_from_being_taken_up(
+    tmp_path: Path, strategy: str, stands: bool
+) -> None:
     """An extra was installed, a library for figures updated, since the run began."""
     packages = environment(tmp_path)["packages"] | {"torchsnapshot": "0.0.1", "scipy": "1.0"}
     layout = begun(tmp_path / "run", packages=packages)
@@ -110,22 +132,38 @@ def test_a_package_that_takes_no_part_in_a_run_does_not_keep_it_from_being_taken
 
 
 def test_a_finished_sweep_says_that_nothing_is_left(tmp_path: Path) -> None:
-    runs = {name: plan_run(RunConfig(seed=seed), tmp_path / name) for seed, name in enumerate(("a", "b"))}
+    runs = {
+        name: plan_run(RunConfig(seed=seed), tmp_path / name)
+        for seed, name in enumerate(("a", "b"))
+    }
     lines: list[str] = []
     do = SweepPlan(runs, frozenset(runs))
-    found = sweep(SweepLayout(tmp_path), do, lambda name: pytest.fail(name), SweepProgress(do, lines.append))
-    assert lines == ["sweep: 2 of 2 done, 0 failed"] and [result.status for result in found.values()] == ["completed_prev"] * 2
+    found = sweep(
+        SweepLayout(tmp_path), do, lambda name: pytest.fail(name), SweepProgress(do, lines.append)
+    )
+    assert (
+        lines == ["sweep: 2 of 2 done, 0 failed"]
+        and [result.status for result in found.values()] == ["completed_prev"] * 2
+    )
 
 
-def test_a_run_begun_under_other_kernels_is_another_machine_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_begun_under_other_kernels_is_another_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     layouts = {"run": begun(tmp_path / "run")}
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert disagreements(layouts) == {"run": "math_kernels.ATEN_CPU_CAPABILITY None there and 'default' here"}
+    assert disagreements(layouts) == {
+        "run": "math_kernels.ATEN_CPU_CAPABILITY None there and 'default' here"
+    }
 
 
 def test_a_warm_launcher_serves_no_run_under_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "launcher_of", lambda config: mock.Mock(load=lambda: mock.Mock(make=lambda config: mock.Mock())))
+    monkeypatch.setattr(
+        launcher,
+        "launcher_of",
+        lambda config: mock.Mock(load=lambda: mock.Mock(make=lambda config: mock.Mock())),
+    )
     monkeypatch.setenv("MKL_CBWR", "AVX2")
     cache = launcher.LauncherCache()
     first = cache.of(RunConfig(), ())
@@ -145,7 +183,10 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     layouts["lost"].environment.unlink()
     found = disagreements(layouts)
     assert found["code"].startswith("source_sha256 '0123' there and ") and "," not in found["code"]
-    assert "packages.torch '1.0' there" in found["machine"] and "kernel '2.6' there" in found["machine"]
+    assert (
+        "packages.torch '1.0' there" in found["machine"]
+        and "kernel '2.6' there" in found["machine"]
+    )
     assert found["older"].startswith("git_revision 'another' there") and "missing" in found["lost"]
 
 
@@ -158,7 +199,10 @@ class Time:
 
 def board_of(time: Time, *names: str, finished: str = "") -> SweepProgress:
     base = RunConfig(suite_name="first", target_steps=100, global_batch=8)
-    made = {name: plan_run(replace(base, seed=n, suite_name="first" if n < 2 else "second"), Path(name)) for n, name in enumerate(names)}
+    made = {
+        name: plan_run(replace(base, seed=n, suite_name="first" if n < 2 else "second"), Path(name))
+        for n, name in enumerate(names)
+    }
     return SweepProgress(SweepPlan(made, frozenset(finished)), lambda line: None, time)
 
 
@@ -169,10 +213,16 @@ def test_the_board_counts_and_tells_how_long_the_rest_takes() -> None:
     board.began("a")
     time.now = 10.0
     board.ended("a", "completed")
-    assert board.counts() == {"done": 2, "running": 0, "failed": 0, "left": 2} and board.seconds_left() == 20.0
+    assert (
+        board.counts() == {"done": 2, "running": 0, "failed": 0, "left": 2}
+        and board.seconds_left() == 20.0
+    )
     board.began("b")
     time.now = 14.0
-    assert board.counts("first") == {"done": 1, "running": 1, "failed": 0, "left": 0} and board.seconds_left() == 16.0
+    assert (
+        board.counts("first") == {"done": 1, "running": 1, "failed": 0, "left": 0}
+        and board.seconds_left() == 16.0
+    )
     board.ended("b", "failed")
     assert board.line() == "sweep: 2 of 4 done, 1 failed, about 10 s left"
     board.began("c")
@@ -185,7 +235,13 @@ def test_the_table_has_a_row_per_suite() -> None:
     with console.capture() as said:
         console.print(board_of(Time(), "a", "b", "c").table())
     lines = said.get().splitlines()
-    assert lines[0].strip() == "sweep: 0 of 3 done, 0 failed" and lines[1].split() == ["suite", "done", "running", "failed", "left"]
+    assert lines[0].strip() == "sweep: 0 of 3 done, 0 failed" and lines[1].split() == [
+        "suite",
+        "done",
+        "running",
+        "failed",
+        "left",
+    ]
     assert [line.split() for line in lines[2:]] == [["first", "2"], ["second", "1"]]
 
 

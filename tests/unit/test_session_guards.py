@@ -1,4 +1,6 @@
-"""The test session itself: a test that reaches its limit fails alone, and an interrupted session leaves nothing."""
+"""The test session itself: a test that reaches its limit fails alone, and an interrupted session
+leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,21 @@ from tests.conftest import MARK, comes_true, processes_of
 from tests.reaper import RUNNING, marked
 
 ROOT = Path(__file__).parents[2]
-PYTEST = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", "."]
-MINE = "ECRL_TEST_OF_INTERRUPTION_BY_"  # begins the name of a variable in the environment of a session that is interrupted
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-p",
+    "tests.conftest",
+    "-p",
+    "no:cacheprovider",
+    "-c",
+    str(ROOT / "pyproject.toml"),
+    "--rootdir",
+    ".",
+]
+# begins the name of a variable in the environment of a session that is interrupted
+MINE = "ECRL_TEST_OF_INTERRUPTION_BY_"
 A_WORKER = ["-n", "1", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 HANGING = """
@@ -79,7 +94,11 @@ def test_waiting():
 
 def environment() -> dict[str, str]:
     """As if no session of ours were around."""
-    inherited = {name: value for name, value in os.environ.items() if name != RUNNING and not name.startswith(("PYTEST_", MARK))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != RUNNING and not name.startswith(("PYTEST_", MARK))
+    }
     return inherited | {"PYTHONPATH": str(ROOT)}
 
 
@@ -87,11 +106,21 @@ def test_a_test_that_reaches_its_limit_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
     command = [*PYTEST, *A_WORKER, "-rA", "--tb=line", "test_hanging.py", "test_other.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    outcomes = {line.split(" - ")[0] for line in ended.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR"))}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    outcomes = {
+        line.split(" - ")[0]
+        for line in ended.stdout.splitlines()
+        if line.startswith(("PASSED", "FAILED", "ERROR"))
+    }
     hanging = ["in_python", "waiting_for_a_child", "catching_everything", "that_nothing_interrupts"]
     assert outcomes == {
-        *("PASSED test_other.py::test_other", "PASSED test_hanging.py::test_before", "PASSED test_hanging.py::test_after"),
+        *(
+            "PASSED test_other.py::test_other",
+            "PASSED test_hanging.py::test_before",
+            "PASSED test_hanging.py::test_after",
+        ),
         *(f"FAILED test_hanging.py::test_{name}" for name in hanging),
     }, ended.stdout + ended.stderr
     assert "reached its limit of 0.5 s" in ended.stdout and "cannot be interrupted" in ended.stderr
@@ -102,7 +131,9 @@ INTERRUPTIONS = (signal.SIGINT, signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, Path]:
-    """The folder of a session for each signal, which has got it while a test waited for a process. All at once: what they leave is waited for."""
+    """The folder of a session for each signal, which has got it while a test waited for a process.
+    All at once: what they leave is waited for.
+    """
     folders = {number: tmp_path_factory.mktemp(number.name) for number in INTERRUPTIONS}
     with ExitStack() as stack:
         sessions = {}
@@ -125,7 +156,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals
 
 
 @pytest.mark.parametrize("number", INTERRUPTIONS)
-def test_an_interrupted_session_leaves_no_process(interrupted: dict[signal.Signals, Path], number: signal.Signals) -> None:
+def test_an_interrupted_session_leaves_no_process(
+    interrupted: dict[signal.Signals, Path], number: signal.Signals
+) -> None:
     folder = interrupted[number]
     assert comes_true(lambda: not marked(f"{MINE}{number.name}"))
     assert comes_true(lambda: not processes_of(folder)) and not list(folder.glob("ecrl-tests-*"))
@@ -134,14 +167,13 @@ def test_an_interrupted_session_leaves_no_process(interrupted: dict[signal.Signa
 def test_signals_are_as_on_a_terminal_wherever_pytest_was_started(tmp_path: Path) -> None:
     """As under `nohup pytest &` in a script; what pytest itself ignored does not end it."""
     looks = (
-        "import os, signal, subprocess\n"
-        "def test_it():\n"
-        "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
-        "    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN\n"
-        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
-        "    ignored = subprocess.run(['grep', 'SigIgn', '/proc/self/status'], capture_output=True, text=True).stdout.split()[1]\n"
-        "    assert not int(ignored, 16) & sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))\n"
-        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "import os, signal, subprocess\ndef test_it():\n    assert signal.getsignal(signal.SIGINT)"
+        " is signal.default_int_handler\n    assert signal.getsignal(signal.SIGHUP) is not"
+        " signal.SIG_IGN\n    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n    ignored"
+        " = subprocess.run(['grep', 'SigIgn', '/proc/self/status'], capture_output=True,"
+        " text=True).stdout.split()[1]\n    assert not int(ignored, 16) & sum(1 << number - 1 for"
+        " number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))\n    os.kill(os.getpid(),"
+        " signal.SIGHUP)\n"
     )
     (tmp_path / "test_looks.py").write_text(looks)
     begin = (
@@ -151,5 +183,7 @@ def test_signals_are_as_on_a_terminal_wherever_pytest_was_started(tmp_path: Path
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
     command = [sys.executable, "-c", begin, *PYTEST, "-n", "0", "test_looks.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,4 +1,6 @@
-"""The back end whose n-th call fails: which call meets the fault, what it leaves, and what it writes down."""
+"""The back end whose n-th call fails: which call meets the fault, what it leaves, and what it
+writes down.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,13 @@ def test_once_is_once_and_for_ever_is_for_ever(behind: Fs, tmp_path: Path) -> No
             try:
                 fs.mkdir(tmp_path / name)
             except StorageError as error:
-                assert (error.key, error.errno) == ("mkdir", errno.ENOSPC) and str(tmp_path / name) in error.fact
+                assert (error.key, error.errno) == ("mkdir", errno.ENOSPC) and str(
+                    tmp_path / name
+                ) in error.fact
         assert names(behind, tmp_path) == made
-        assert [each.path.name for each in fs.injected] == [name for name in ("a", "b", "c") if name not in made]
+        assert [each.path.name for each in fs.injected] == [
+            name for name in ("a", "b", "c") if name not in made
+        ]
         for name in made:
             behind.rmdir(tmp_path / name)
 
@@ -62,9 +68,22 @@ def test_only_calls_in_the_scope_are_counted_and_struck(tmp_path: Path, scope: s
     fs.arm(Fault("EIO", 1, sticky=True, scope=scope))
     path = tmp_path / "file"
     for call in (
-        *(lambda: fs.mkdir(tmp_path / "folder"), lambda: write(fs, path), lambda: content(fs, path), lambda: fs.fsyncdir(tmp_path)),
-        *(lambda: fs.rename(path, tmp_path / "other", replace=True), lambda: fs.symlink("file", tmp_path / "link"), lambda: fs.stat(tmp_path)),
-        *(lambda: fs.unlink(tmp_path / "other"), lambda: fs.rmdir(tmp_path / "folder"), lambda: fs.listdir(tmp_path)),
+        *(
+            lambda: fs.mkdir(tmp_path / "folder"),
+            lambda: write(fs, path),
+            lambda: content(fs, path),
+            lambda: fs.fsyncdir(tmp_path),
+        ),
+        *(
+            lambda: fs.rename(path, tmp_path / "other", replace=True),
+            lambda: fs.symlink("file", tmp_path / "link"),
+            lambda: fs.stat(tmp_path),
+        ),
+        *(
+            lambda: fs.unlink(tmp_path / "other"),
+            lambda: fs.rmdir(tmp_path / "folder"),
+            lambda: fs.listdir(tmp_path),
+        ),
     ):
         try:
             call()
@@ -78,13 +97,22 @@ def test_a_call_that_fails_changes_nothing(behind: Fs, tmp_path: Path) -> None:
     fs = FaultyFs(behind)
     write(fs, tmp_path / "file")
     for call in (
-        *(lambda: fs.unlink(tmp_path / "file"), lambda: fs.rename(tmp_path / "file", tmp_path / "other", replace=True)),
-        *(lambda: fs.mkdir(tmp_path / "folder"), lambda: fs.symlink("x", tmp_path / "link"), lambda: fs.open(tmp_path / "new", CREATE)),
+        *(
+            lambda: fs.unlink(tmp_path / "file"),
+            lambda: fs.rename(tmp_path / "file", tmp_path / "other", replace=True),
+        ),
+        *(
+            lambda: fs.mkdir(tmp_path / "folder"),
+            lambda: fs.symlink("x", tmp_path / "link"),
+            lambda: fs.open(tmp_path / "new", CREATE),
+        ),
     ):
         fs.arm(Fault("EIO", 1))
         with pytest.raises(StorageError, match="EIO"):
             call()
-    assert names(behind, tmp_path) == ["file"] and content(behind, tmp_path / "file") == b"0123456789"
+    assert (
+        names(behind, tmp_path) == ["file"] and content(behind, tmp_path / "file") == b"0123456789"
+    )
 
 
 def test_short_writes_write_a_part_and_empty_ones_nothing(behind: Fs, tmp_path: Path) -> None:
@@ -107,7 +135,9 @@ def test_a_close_that_fails_has_closed(behind: Fs, tmp_path: Path) -> None:
     assert open_files() <= before
 
 
-def test_after_a_sync_that_failed_a_second_one_succeeds_and_the_data_is_gone(tmp_path: Path) -> None:
+def test_after_a_sync_that_failed_a_second_one_succeeds_and_the_data_is_gone(
+    tmp_path: Path,
+) -> None:
     """What makes a retried fsync a lie."""
     fs = FaultyFs(ModelFs(tmp_path))
     fd = fs.open(tmp_path / "file", CREATE)

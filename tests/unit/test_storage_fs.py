@@ -1,4 +1,6 @@
-"""The file-system seam: errors by name, renames that overwrite nothing, writing past the page cache where it can be."""
+"""The file-system seam: errors by name, renames that overwrite nothing, writing past the page cache
+where it can be.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,30 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage import writing
 from ecrl_cli.storage.fs import CREATE, FOLDER, READ, Buffer, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces, read_small
-from ecrl_cli.storage.writing import BLOCK, DIRECT_FROM, WriteMode, half_written, ready_to_link, replace_small, write_new
+from ecrl_cli.storage.writing import (
+    BLOCK,
+    DIRECT_FROM,
+    WriteMode,
+    half_written,
+    ready_to_link,
+    replace_small,
+    write_new,
+)
 from tests.recording_fs import RecordingFs
 
 WRITTEN = writing.CHUNK
 CHUNK = 8 * 2**20  # of one write here: as for larger files, with less to fill
-SIZES = [0, 1, BLOCK - 1, BLOCK, DIRECT_FROM - 1, DIRECT_FROM, DIRECT_FROM + 1, DIRECT_FROM + BLOCK - 1, 2 * CHUNK + 5 * BLOCK + 17]
+SIZES = [
+    0,
+    1,
+    BLOCK - 1,
+    BLOCK,
+    DIRECT_FROM - 1,
+    DIRECT_FROM,
+    DIRECT_FROM + 1,
+    DIRECT_FROM + BLOCK - 1,
+    2 * CHUNK + 5 * BLOCK + 17,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +56,9 @@ def aligned() -> Iterator[memoryview]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("synced", [True, False])
-def test_a_file_holds_what_was_written_whatever_its_size(tmp_path: Path, aligned: memoryview, size: int, synced: bool) -> None:
+def test_a_file_holds_what_was_written_whatever_its_size(
+    tmp_path: Path, aligned: memoryview, size: int, synced: bool
+) -> None:
     halves: list[int] = []
     path = tmp_path / "file"
     with half_written(PosixFs(), path, aligned[:size], WriteMode(sync_files=synced)):
@@ -68,14 +90,18 @@ class Picky(RecordingFs):
 
 
 @pytest.mark.parametrize("short", [0, 5000])
-def test_a_refused_direct_write_and_short_writes_lose_nothing(tmp_path: Path, aligned: memoryview, short: int) -> None:
+def test_a_refused_direct_write_and_short_writes_lose_nothing(
+    tmp_path: Path, aligned: memoryview, short: int
+) -> None:
     fs = Picky(short)
     write_new(fs, tmp_path / "file", aligned[: DIRECT_FROM + 100], WriteMode())
     assert (tmp_path / "file").read_bytes() == aligned[: DIRECT_FROM + 100]
     assert sum(call.size for call in fs.calls if call.name == "write") == DIRECT_FROM + 100
 
 
-def test_direct_io_is_for_large_synced_files(tmp_path: Path, aligned: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_io_is_for_large_synced_files(
+    tmp_path: Path, aligned: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(PosixFs, "set_direct", lambda self, fd, on: asked.append(on) or False)
     write_new(PosixFs(), tmp_path / "a", aligned[: DIRECT_FROM - 1], WriteMode())
@@ -109,11 +135,17 @@ def test_a_refusal_names_the_call_the_path_and_the_errno(tmp_path: Path) -> None
     for call, refused in refusals.items():
         with pytest.raises(StorageError) as caught:
             refused()
-        assert caught.value.errno == errno.ENOENT and caught.value.key == call and "ENOENT" in caught.value.line()
+        assert (
+            caught.value.errno == errno.ENOENT
+            and caught.value.key == call
+            and "ENOENT" in caught.value.line()
+        )
 
 
 @pytest.mark.parametrize("without_renameat2", [False, True])
-def test_a_rename_never_overwrites_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_renameat2: bool) -> None:
+def test_a_rename_never_overwrites_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_renameat2: bool
+) -> None:
     if without_renameat2:
         monkeypatch.setattr("ecrl_cli.storage.durable._LIBC", object())
     fs = PosixFs()
@@ -155,7 +187,9 @@ def test_small_files_and_links_are_replaced_whole(tmp_path: Path) -> None:
         replace_small(fs, tmp_path / "file", text, WriteMode())
         with ready_to_link(fs, tmp_path / "link", text.decode()):
             pass
-    assert (tmp_path / "file").read_bytes() == b"two" and str((tmp_path / "link").readlink()) == "two"
+    assert (tmp_path / "file").read_bytes() == b"two" and str(
+        (tmp_path / "link").readlink()
+    ) == "two"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert [call.name for call in fs.calls[:5]] == ["create", "write", "write", "fsync", "rename"]
 

@@ -16,7 +16,16 @@ from tests.runs.builder import build_clean, config_of
 
 
 @pytest.mark.parametrize(
-    "link", ["logs", "logs/attempt-01", "logs/attempt-00/output.log", "logs/attempt-00/spans_rank1.jsonl", "fired", ".hydra", "checkpoints"]
+    "link",
+    [
+        "logs",
+        "logs/attempt-01",
+        "logs/attempt-00/output.log",
+        "logs/attempt-00/spans_rank1.jsonl",
+        "fired",
+        ".hydra",
+        "checkpoints",
+    ],
 )
 def test_a_run_with_a_link_where_it_would_write_is_not_resumed(tmp_path: Path, link: str) -> None:
     layout = build_clean(tmp_path)

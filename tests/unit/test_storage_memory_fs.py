@@ -22,7 +22,17 @@ from ecrl_cli.storage.writing import WriteMode, ready_to_link, replace_small, wr
 
 MOUNT = Path("/run")
 
-FLAGS = [CREATE, READ, FOLDER, os.O_RDONLY, os.O_WRONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_TRUNC, os.O_RDWR, os.O_RDONLY | os.O_CREAT]
+FLAGS = [
+    CREATE,
+    READ,
+    FOLDER,
+    os.O_RDONLY,
+    os.O_WRONLY,
+    os.O_WRONLY | os.O_CREAT,
+    os.O_WRONLY | os.O_TRUNC,
+    os.O_RDWR,
+    os.O_RDONLY | os.O_CREAT,
+]
 paths = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3).map("/".join)
 links = st.sampled_from(["a", "b", "a/b", "c/a", "missing", "/nowhere/away"])
 handles = st.integers(0, 3)
@@ -46,7 +56,9 @@ steps = st.one_of(
 
 
 class Player:
-    """Plays a program on one back end; `fds` are the descriptors in the order in which they came."""
+    """Plays a program on one back end; `fds` are the descriptors in the order in which they
+    came.
+    """
 
     def __init__(self, fs: Fs, root: Path) -> None:
         self.fs, self.root, self.fds = fs, root, list[int]()
@@ -54,7 +66,9 @@ class Player:
     def play(self, step: tuple[Any, ...]) -> object:
         """What the step gave: a value, or the errno."""
         name, *arguments = step
-        if name in ("open_at", "write", "read", "fsync", "close", "fstat") and arguments[0] >= len(self.fds):
+        if name in ("open_at", "write", "read", "fsync", "close", "fstat") and arguments[0] >= len(
+            self.fds
+        ):
             return "no such handle"
         try:
             found = getattr(self, f"_{name}", self._plain(name))(*arguments)
@@ -118,9 +132,25 @@ def tree(fs: Fs, path: Path) -> object:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, max_size=25))
 @example([("symlink", "a", "b"), ("open", "b", os.O_WRONLY | os.O_CREAT), ("listdir", "a")])
-@example([("mkdir", "a"), ("mkdir", "a/b"), ("rename", "a", "a/b/c", False), ("rename", "a/b", "a", True), ("rmdir", "a")])
 @example(
-    [("symlink", "a", "a"), ("open", "a", READ), ("open", "a/b", READ), ("open", "a", FOLDER), ("stat", "a"), ("fsyncdir", "a"), ("listdir", "a")]
+    [
+        ("mkdir", "a"),
+        ("mkdir", "a/b"),
+        ("rename", "a", "a/b/c", False),
+        ("rename", "a/b", "a", True),
+        ("rmdir", "a"),
+    ]
+)
+@example(
+    [
+        ("symlink", "a", "a"),
+        ("open", "a", READ),
+        ("open", "a/b", READ),
+        ("open", "a", FOLDER),
+        ("stat", "a"),
+        ("fsyncdir", "a"),
+        ("listdir", "a"),
+    ]
 )
 @example(
     [
@@ -134,10 +164,28 @@ def tree(fs: Fs, path: Path) -> object:
     ]
 )
 @example(
-    [("mkdir", "a"), ("open", "b", CREATE), ("rename", "a", "b", True), ("rename", "b", "a", True), ("rename", "b", "a", False), ("unlink", "a")]
+    [
+        ("mkdir", "a"),
+        ("open", "b", CREATE),
+        ("rename", "a", "b", True),
+        ("rename", "b", "a", True),
+        ("rename", "b", "a", False),
+        ("unlink", "a"),
+    ]
 )
-@example([("mkdir", "a"), ("symlink", "a", "b"), ("open", "b/c", CREATE), ("open", "b", FOLDER), ("listdir", "b"), ("rename", "a/c", "b/c", True)])
-def test_any_program_has_the_same_results_and_the_same_end_on_both_back_ends(program: list[tuple[Any, ...]]) -> None:
+@example(
+    [
+        ("mkdir", "a"),
+        ("symlink", "a", "b"),
+        ("open", "b/c", CREATE),
+        ("open", "b", FOLDER),
+        ("listdir", "b"),
+        ("rename", "a/c", "b/c", True),
+    ]
+)
+def test_any_program_has_the_same_results_and_the_same_end_on_both_back_ends(
+    program: list[tuple[Any, ...]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         real, model = Player(PosixFs(), Path(folder)), Player(ModelFs(MOUNT), MOUNT)
         try:

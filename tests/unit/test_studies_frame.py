@@ -1,4 +1,6 @@
-"""`ecrl study`: the plan is fixed, a stopped study goes on, a shortfall or a failed gate is said, and nobody else's folder is touched."""
+"""`ecrl study`: the plan is fixed, a stopped study goes on, a shortfall or a failed gate is said,
+and nobody else's folder is touched.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def drawn(folder: Path) -> dict[str, float]:
     return {line["key"]: line["found"]["drawn"] for line in lines}
 
 
-def test_a_stopped_study_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, toy: type[Toy]) -> None:
+def test_a_stopped_study_goes_on_and_ends_as_if_it_had_not_been(
+    tmp_path: Path, toy: type[Toy]
+) -> None:
     said: list[str] = []
     assert run_study(CONFIG, tmp_path / "whole", said.append) == 0
 
@@ -100,7 +104,9 @@ def test_a_stopped_study_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path, 
 
 
 def test_sigterm_stops_a_study_with_its_own_code(tmp_path: Path, toy: type[Toy]) -> None:
-    toy.before = staticmethod(lambda trial: signal.raise_signal(signal.SIGTERM) if trial.key == "toy/2" else None)
+    toy.before = staticmethod(
+        lambda trial: signal.raise_signal(signal.SIGTERM) if trial.key == "toy/2" else None
+    )
     before = signal.getsignal(signal.SIGTERM)
     assert run_study(CONFIG, tmp_path / "cut", lambda line: None) == 143
     assert result(tmp_path / "cut")["done"] == 2 and signal.getsignal(signal.SIGTERM) is before
@@ -136,10 +142,14 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, toy: type[Toy]) ->
     trials.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     for _ in range(2):
         assert run_study(CONFIG, tmp_path / "torn", lambda line: None) == 0
-    assert whole == {record.key: record.found["drawn"] for record in read_journal(trials, Record).events}
+    assert whole == {
+        record.key: record.found["drawn"] for record in read_journal(trials, Record).events
+    }
 
 
-def test_what_a_killed_start_left_half_written_is_no_strangers_file(tmp_path: Path, toy: type[Toy]) -> None:
+def test_what_a_killed_start_left_half_written_is_no_strangers_file(
+    tmp_path: Path, toy: type[Toy]
+) -> None:
     (tmp_path / ".environment.json.0badcafe.tmp").touch()
     check_folder(CONFIG, tmp_path)
     assert run_study(CONFIG, tmp_path, lambda line: None) == 0
@@ -151,14 +161,26 @@ def die(trial: Trial) -> None:
     os._exit(1)
 
 
-def test_a_worker_that_dies_is_an_error_of_one_line(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_an_error_of_one_line(
+    tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ecrl_cli.studies.frame.runner._work", die)
     study = toy(StudyContext(CONFIG, tmp_path))
     with pytest.raises(EcrlError, match="a worker process has died"):
-        list(results(replace(CONFIG, study=Corruption(), workers=2), tmp_path, study, study.plan(), say=lambda line: None))
+        list(
+            results(
+                replace(CONFIG, study=Corruption(), workers=2),
+                tmp_path,
+                study,
+                study.plan(),
+                say=lambda line: None,
+            )
+        )
 
 
-def test_a_trial_draws_the_same_whatever_ran_before_it(tmp_path: Path, toy: type[Toy], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_draws_the_same_whatever_ran_before_it(
+    tmp_path: Path, toy: type[Toy], capsys: pytest.CaptureFixture[str]
+) -> None:
     run_study(CONFIG, tmp_path / "all", lambda line: None)
     assert replay(replace(CONFIG, trial="toy/7")) == 0
     assert json.loads(capsys.readouterr().out)["found"]["drawn"] == drawn(tmp_path / "all")["toy/7"]
@@ -207,7 +229,9 @@ def test_only_its_own_folder_is_used(tmp_path: Path, toy: type[Toy]) -> None:
         check_folder(CONFIG, tmp_path / "mine")
 
 
-def test_records_of_other_code_are_not_gone_on_with(tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_other_code_are_not_gone_on_with(
+    tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_study(CONFIG, tmp_path, lambda line: None)
     check_folder(CONFIG, tmp_path)
     monkeypatch.setattr("ecrl_cli.studies.frame.runner.code_revision", lambda: "ecrl 99")
@@ -215,7 +239,9 @@ def test_records_of_other_code_are_not_gone_on_with(tmp_path: Path, toy: type[To
         check_folder(CONFIG, tmp_path)
 
 
-def test_a_record_that_tried_something_else_counts_for_nothing(tmp_path: Path, toy: type[Toy]) -> None:
+def test_a_record_that_tried_something_else_counts_for_nothing(
+    tmp_path: Path, toy: type[Toy]
+) -> None:
     run_study(CONFIG, tmp_path, lambda line: None)
     trials = tmp_path / "trials.jsonl"
     trials.write_text(trials.read_text().replace('"facts":{"number":3}', '"facts":{"number":33}'))
@@ -233,12 +259,24 @@ def test_a_record_that_tried_something_else_counts_for_nothing(tmp_path: Path, t
         (["study=corruption", "study.trails=3"], "did you mean study.trials?"),
         (["study=corruption", "study.trials=0"], "study.trials: must be >= 1 and < 100001, got 0"),
         (["study=corruption", "study.trials=many"], "study.trials: must be an integer"),
-        (["study=write-latency", "study.modes=[atomic]"], "study.modes: must be one of unsafe, atomic_nodirsync, atomic_dirsync, got 'atomic'"),
+        (
+            ["study=write-latency", "study.modes=[atomic]"],
+            "study.modes: must be one of unsafe, atomic_nodirsync, atomic_dirsync, got 'atomic'",
+        ),
         (["study=write-latency", "study.modes=unsafe"], "study.modes: must be a list of names"),
         (["study=write-latency", "study.modes=[]"], "study.modes: must name at least one"),
-        (["study=write-latency", "study.modes=[unsafe,unsafe]"], "study.modes: must name at least one, each once"),
-        (["study=write-latency", "study.checkpoints=100000000"], "study.checkpoints: must be >= 1 and < 100001, got 100000000"),
-        (["study=write-latency", "study.checkpoints=100000", "study.seeds=2"], "are more than 100000 saves per mode"),
+        (
+            ["study=write-latency", "study.modes=[unsafe,unsafe]"],
+            "study.modes: must name at least one, each once",
+        ),
+        (
+            ["study=write-latency", "study.checkpoints=100000000"],
+            "study.checkpoints: must be >= 1 and < 100001, got 100000000",
+        ),
+        (
+            ["study=write-latency", "study.checkpoints=100000", "study.seeds=2"],
+            "are more than 100000 saves per mode",
+        ),
         (["study=write-latency", "target_steps=3"], "target_steps: unknown key"),
         (["study=write-latency", "seed=-1"], "seed: must be in 0 .. 2^63-1"),
         (["study=write-latency", "seed=1", "seed=2"], "seed: given twice"),
@@ -248,7 +286,11 @@ def test_a_record_that_tried_something_else_counts_for_nothing(tmp_path: Path, t
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["study", *words]) == 2
@@ -257,18 +299,27 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_study_of_the_registry_is_listed_and_is_one_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_study_of_the_registry_is_listed_and_is_one_of_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["study", "--help"]) == 0
     listed = capsys.readouterr().out.partition("Studies\n")[2].partition("Examples")[0]
     assert [line.split()[0] for line in listed.splitlines() if line] == [*registry.names(), "all"]
-    assert all(len(line.split()) > 1 for line in listed.splitlines() if line), "a study's YAML begins with a comment that says what it does"
+    assert all(len(line.split()) > 1 for line in listed.splitlines() if line), (
+        "a study's YAML begins with a comment that says what it does"
+    )
     assert main(["study", "study=all", "seed=3", "--cfg", "job", "--json"]) == 0
-    assert [(each["study"]["name"], each["seed"]) for each in json.loads(capsys.readouterr().out)] == [(name, 3) for name in registry.names()]
+    assert [
+        (each["study"]["name"], each["seed"]) for each in json.loads(capsys.readouterr().out)
+    ] == [(name, 3) for name in registry.names()]
     assert main(["study", "-m", "study=all,corruption"]) == 2
 
 
 def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
-    tmp_path: Path, toy: type[Toy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    toy: type[Toy],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -280,21 +331,41 @@ def test_a_study_that_cannot_run_does_not_keep_the_others_from_it(
     monkeypatch.setattr(toy, "plan", refuse)
     assert main(["study", "-m", "study=compat,hangs", "run_dir=both"]) == 2
     said = capsys.readouterr().err
-    assert "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trial" in said
-    assert sorted(path.name[:5] for path in (tmp_path / "both").iterdir() if (path / "result.json").exists()) == ["hangs"]
+    assert (
+        "compat: error: E-config study: needs what is not here" in said and "hangs: 1 trial" in said
+    )
+    assert sorted(
+        path.name[:5] for path in (tmp_path / "both").iterdir() if (path / "result.json").exists()
+    ) == ["hangs"]
 
 
-def test_the_real_command_sweeps_and_answers_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_command_sweeps_and_answers_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ["study.seeds=1", "study.checkpoints=2", "study.model_bytes=4096", "study.optimizer_bytes=4096"]
+    small = [
+        "study.seeds=1",
+        "study.checkpoints=2",
+        "study.model_bytes=4096",
+        "study.optimizer_bytes=4096",
+    ]
     assert main(["study", "-m", "study=write-latency", "seed=1,2", *small, "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)
-    assert len(answers) == 2 and all(answer["complete"] and answer["exit_code"] == 0 for answer in answers.values())
+    assert len(answers) == 2 and all(
+        answer["complete"] and answer["exit_code"] == 0 for answer in answers.values()
+    )
     latency, deployment = next(iter(answers.values()))["tables"]
-    assert [row["mode"] for row in latency["rows"]] == ["unsafe", "atomic_nodirsync", "atomic_dirsync", "unsafe (again)"]
+    assert [row["mode"] for row in latency["rows"]] == [
+        "unsafe",
+        "atomic_nodirsync",
+        "atomic_dirsync",
+        "unsafe (again)",
+    ]
     assert all(row["n"] == 2 and 0 < row["p50"] <= row["p99"] for row in latency["rows"])
     (durable,) = (row for row in deployment["rows"] if row["mode"] == "atomic_dirsync")
-    assert durable["published_interval_ppm"] == pytest.approx(20.27e-3 / 1800 * 1e6), "the study says about 0.001%, which is 10 ppm"
+    assert durable["published_interval_ppm"] == pytest.approx(20.27e-3 / 1800 * 1e6), (
+        "the study says about 0.001%, which is 10 ppm"
+    )
     assert durable["interval_ppm"] == pytest.approx(durable["p99"] / 1800 * 1e6)
 
 
@@ -307,28 +378,47 @@ def test_every_option_of_a_study_can_be_composed(capsys: pytest.CaptureFixture[s
         assert json.loads(capsys.readouterr().out)[0]["study"]["name"] == name
 
 
-@pytest.mark.parametrize("words", ["study=corruption seed=7 study.trials=50", "study=frameworks study.jobs=[dcp,fsdp]", "study=hangs run_dir='a b'"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "study=corruption seed=7 study.trials=50",
+        "study=frameworks study.jobs=[dcp,fsdp]",
+        "study=hangs run_dir='a b'",
+    ],
+)
 def test_what_is_shown_of_a_study_can_be_fed_back(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a study of the user's own, by the command in its first line, it is shown as the same text."""
+    """As a study of the user's own, by the command in its first line, it is shown as the same
+    text.
+    """
     monkeypatch.chdir(tmp_path)
     assert main(["study", *shlex.split(words), "--cfg", "job"]) == 0
     first = capsys.readouterr().out
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(first)
-    command = first.splitlines()[0].partition("ecrl study ")[2].replace("DIR", ".").replace("NAME", "mine")
+    command = (
+        first.splitlines()[0]
+        .partition("ecrl study ")[2]
+        .replace("DIR", ".")
+        .replace("NAME", "mine")
+    )
     assert main(["study", *shlex.split(command), "--cfg", "job"]) == 0
     assert capsys.readouterr().out == first
 
 
 FIXED = ("hostile", "compat")
-WITHIN = ("disk-timeline", "recovery-overhead", "signals")  # repeat within a trial, or try each once as it is
+# repeat within a trial, or try each once as it is
+WITHIN = ("disk-timeline", "recovery-overhead", "signals")
 
 
 @pytest.mark.parametrize("name", registry._STUDIES.builtin)
-def test_study_trials_sizes_every_study(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan with `study.trials=1` is no longer than the usual one, and shorter or of smaller trials; a fixed list says that it is one."""
+def test_study_trials_sizes_every_study(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan with `study.trials=1` is no longer than the usual one, and shorter or of smaller
+    trials; a fixed list says that it is one.
+    """
 
     def planned(*words: str) -> tuple[dict[str, Any], list[str]]:
         (config,) = _configs(parse([f"study={name}", *words], "study"))
@@ -344,9 +434,15 @@ def test_study_trials_sizes_every_study(name: str, tmp_path: Path, capsys: pytes
         return
     (keys, usual), (fewer, small) = planned(), planned("study.trials=1")
     assert len(small) <= len(usual)
-    sizes = {"trials", *getattr(type(_configs(parse([f"study={name}"], "study"))[0].study), "SIZES", ())} & set(keys)
-    least = {"model_states": 64, "model_second": 4, "repetitions": 3}  # below them there is nothing to say
-    assert sizes and all(fewer[size] == min(keys[size], max(1, least.get(size, 0))) for size in sizes)
+    sizes = {
+        "trials",
+        *getattr(type(_configs(parse([f"study={name}"], "study"))[0].study), "SIZES", ()),
+    } & set(keys)
+    # below them there is nothing to say
+    least = {"model_states": 64, "model_second": 4, "repetitions": 3}
+    assert sizes and all(
+        fewer[size] == min(keys[size], max(1, least.get(size, 0))) for size in sizes
+    )
     assert (len(small) < len(usual)) == (name not in WITHIN), (len(small), len(usual))
 
 
@@ -360,13 +456,19 @@ def test_a_size_that_is_typed_stays() -> None:
 def test_the_published_intervals() -> None:
     """0 of 10: Wilson [0, 27.8]%, Clopper-Pearson [0, 30.8]%; one-sided 25.9%."""
     none = proportion(0, 10)
-    assert [round(100 * none[key], 1) for key in ("wilson_low", "wilson_high", "cp_low", "cp_high")] == [0.0, 27.8, 0.0, 30.8]
+    assert [
+        round(100 * none[key], 1) for key in ("wilson_low", "wilson_high", "cp_low", "cp_high")
+    ] == [0.0, 27.8, 0.0, 30.8]
     assert round(100 * upper_bound(10), 1) == 25.9
     assert proportion(0, 0)["rate"] is None
 
 
-def test_a_program_that_gives_no_answer_and_one_that_has_ended_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "mute.py").write_text("import sys\nfor line in sys.stdin:\n    if 'end' in line:\n        sys.exit(3)\n")
+def test_a_program_that_gives_no_answer_and_one_that_has_ended_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mute.py").write_text(
+        "import sys\nfor line in sys.stdin:\n    if 'end' in line:\n        sys.exit(3)\n"
+    )
     program = JsonProgram("mute", cwd=tmp_path)
     with pytest.raises(TimeoutError, match=r"^mute gave no answer in 0\.05 s$"):
         program.ask("wait", 0.05)

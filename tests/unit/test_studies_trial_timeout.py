@@ -1,4 +1,6 @@
-"""A trial that hangs does not hold its study up: it is ended, told, and nothing that it started lives on."""
+"""A trial that hangs does not hold its study up: it is ended, told, and nothing that it started
+lives on.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ from ecrl_cli.studies.hangs import study as hangs
 SLEEP = ["sleep", "3600"]
 
 
-@pytest.mark.parametrize(("kind", "config"), [(hangs.STUDY, Hangs(slow=1)), (signals.STUDY, Signals())], ids=["hangs", "signals"])
-def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, kind: Study, config: Any) -> None:
-    """Blocked for good in a read of a process that neither speaks nor dies; and on its way out it waits for that process again."""
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [(hangs.STUDY, Hangs(slow=1)), (signals.STUDY, Signals())],
+    ids=["hangs", "signals"],
+)
+def test_a_trial_that_is_never_over_is_ended_and_told(
+    tmp_path: Path, kind: Study, config: Any
+) -> None:
+    """Blocked for good in a read of a process that neither speaks nor dies; and on its way out it
+    waits for that process again.
+    """
     ended: list[int] = []
 
     def wait_for_ever(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -35,12 +45,17 @@ def test_a_trial_that_is_never_over_is_ended_and_told(tmp_path: Path, kind: Stud
                 ended.append(silent.wait())
 
     assert all(arm.limit_s == TRIAL_S for arm in kind.arms)
-    blocked = replace(kind, arms=[replace(arm, run=wait_for_ever, limit_s=0.3) for arm in kind.arms])
+    blocked = replace(
+        kind, arms=[replace(arm, run=wait_for_ever, limit_s=0.3) for arm in kind.arms]
+    )
     with closing(blocked.open(StudyContext(StudyConfig(config), tmp_path))) as study:
         trial = next(trial for trial in study.plan() if trial.facts["arm"] == "case")
         found = study.run(trial)
         assert found["overdue"] and not found["good"] and ended == [-signal.SIGKILL]
-        gates = {gate.name: gate.passed for gate in study.findings([Record(trial.key, trial.facts, found, 0.3)]).gates}
+        gates = {
+            gate.name: gate.passed
+            for gate in study.findings([Record(trial.key, trial.facts, found, 0.3)]).gates
+        }
     assert not gates["over"] and not gates["as_promised"]
 
 

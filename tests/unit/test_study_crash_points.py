@@ -1,4 +1,6 @@
-"""The study of killed writers: what it plans, what it notices, and that each of its gates can fail."""
+"""The study of killed writers: what it plans, what it notices, and that each of its gates can
+fail.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyCo
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.mutants.store import MutantStore, blind_at
 
-SMALL = CrashPoints(modes=("unsafe", "atomic_dirsync"), layouts=("group",), strategies=("blocking",), trials=2, fewer=1, kills=2, planted=False)
+SMALL = CrashPoints(
+    modes=("unsafe", "atomic_dirsync"),
+    layouts=("group",),
+    strategies=("blocking",),
+    trials=2,
+    fewer=1,
+    kills=2,
+    planted=False,
+)
 PAYLOAD = Payload(1, 16_384, 8_192)
 
 
@@ -52,7 +62,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashRig]:
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     with closing(study_of(SMALL, tmp_path_factory.mktemp("scratch"))) as study:
-        plan = [trial for trial in study.plan() if trial.facts.get("call", 0) == 0]  # one call of each mode is enough here
+        # one call of each mode is enough here
+        plan = [trial for trial in study.plan() if trial.facts.get("call", 0) == 0]
         return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
 
 
@@ -60,20 +71,41 @@ def table(found: Findings, name: str) -> list[dict[str, Any]]:
     return [dict(row) for each in found.tables if each.name == name for row in each.rows]
 
 
-def test_a_sound_store_passes_every_gate_and_gives_the_published_table(records: list[Record]) -> None:
+def test_a_sound_store_passes_every_gate_and_gives_the_published_table(
+    records: list[Record],
+) -> None:
     found = findings(records)
     assert [gate.name for gate in found.gates if not gate.passed] == []
     published = {row["condition"]: row for row in table(found, "published")}
-    assert set(published) == {f"{mode}@{name}" for mode in SMALL.modes for name in (NONE, *PUBLISHED, "after_root_sync")}
+    assert set(published) == {
+        f"{mode}@{name}" for mode in SMALL.modes for name in (NONE, *PUBLISHED, "after_root_sync")
+    }
     reference, after_model = published["atomic_dirsync@none"], published["unsafe@after_model"]
-    assert (reference["k"], reference["n"], reference["published_ok"], reference["published_n"]) == (2, 2, 400, 400)
-    assert (after_model["k"], after_model["n"], after_model["previous"], after_model["whole"]) == (0, 2, 2, 1.0)
-    assert published["unsafe@after_root_sync"]["k"] == published["unsafe@after_root_sync"]["n"] == 1, "it counts already"
-    assert published["atomic_dirsync@after_model"]["published_ok"] is None, "the published study killed no atomic writer"
+    assert (
+        reference["k"],
+        reference["n"],
+        reference["published_ok"],
+        reference["published_n"],
+    ) == (2, 2, 400, 400)
+    assert (after_model["k"], after_model["n"], after_model["previous"], after_model["whole"]) == (
+        0,
+        2,
+        2,
+        1.0,
+    )
+    assert (
+        published["unsafe@after_root_sync"]["k"] == published["unsafe@after_root_sync"]["n"] == 1
+    ), "it counts already"
+    assert published["atomic_dirsync@after_model"]["published_ok"] is None, (
+        "the published study killed no atomic writer"
+    )
 
 
 def test_the_reasons_say_what_is_wrong_with_the_files(records: list[Record]) -> None:
-    reasons = {(row["mode"], row["point"]): (row["remains"], row["layer"]) for row in table(findings(records), "reasons")}
+    reasons = {
+        (row["mode"], row["point"]): (row["remains"], row["layer"])
+        for row in table(findings(records), "reasons")
+    }
     assert {mode for mode, _ in reasons} == {"unsafe"}
     assert reasons["unsafe", f"half_part:{MODEL}"] == ("size mismatch", "commit")
     assert reasons["unsafe", AFTER_MODEL] == ("missing parts", "commit")
@@ -98,19 +130,32 @@ SPOILT = {
 
 @pytest.mark.parametrize("gate", SPOILT)
 def test_every_gate_fails_when_one_trial_goes_wrong(records: list[Record], gate: str) -> None:
-    victim = next(record for record in records if record.key.startswith("atomic_dirsync/group/blocking/after_root_sync/"))
-    spoilt = [replace(record, found=record.found | SPOILT[gate]) if record is victim else record for record in records]
+    victim = next(
+        record
+        for record in records
+        if record.key.startswith("atomic_dirsync/group/blocking/after_root_sync/")
+    )
+    spoilt = [
+        replace(record, found=record.found | SPOILT[gate]) if record is victim else record
+        for record in records
+    ]
     failed = {each.name: each.message for each in findings(spoilt).gates if not each.passed}
     assert victim.key in failed[gate.strip()]
 
 
 def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -> None:
     facts = {"kind": "planted", "bug": "b", "step": "s", "unseen": ""}
-    blind = Record("planted/b", facts, {"seen": True, "found": False, "crashes": 9, "at": "", "wrong": ""}, 0.0)
+    blind = Record(
+        "planted/b", facts, {"seen": True, "found": False, "crashes": 9, "at": "", "wrong": ""}, 0.0
+    )
     by_design = Record("planted/c", facts | {"unseen": "why"}, {"seen": False}, 0.0)
     gates = {gate.name: gate for gate in findings([*records, blind, by_design]).gates}
-    assert not gates["planted"].passed and gates["planted"].message == "planted 0/1 found: planted/b"
-    assert {row["answer"] for row in table(findings([*records, by_design]), "planted")} == {"not visible to a kill by design"}
+    assert (
+        not gates["planted"].passed and gates["planted"].message == "planted 0/1 found: planted/b"
+    )
+    assert {row["answer"] for row in table(findings([*records, by_design]), "planted")} == {
+        "not visible to a kill by design"
+    }
 
 
 def test_nothing_tried_is_no_pass() -> None:
@@ -123,12 +168,18 @@ def test_a_gate_counts_only_what_was_tried_for_it(records: list[Record]) -> None
     said = {gate.name: gate.message for gate in findings(records).gates}
     crashes = [record for record in records if record.facts["kind"] != "kill"]
     atomic = [record for record in records if record.facts["mode"] == "atomic_dirsync"]
-    assert said["again"].startswith(f"0 of {len(crashes)} trials") and said["half"].startswith(f"0 of {len(atomic)} trials")
+    assert said["again"].startswith(f"0 of {len(crashes)} trials") and said["half"].startswith(
+        f"0 of {len(atomic)} trials"
+    )
     assert "planted" not in said, "none was planted"
-    assert "half" not in {gate.name for gate in findings([r for r in records if r not in atomic]).gates}
+    assert "half" not in {
+        gate.name for gate in findings([r for r in records if r not in atomic]).gates
+    }
 
 
-def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(records: list[Record]) -> None:
+def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(
+    records: list[Record],
+) -> None:
     """With kills in one mode only, nothing is said of the others."""
     first = next(record for record in records if record.facts["kind"] == "kill")
     stopped = [record for record in records if record.facts["kind"] != "kill" or record is first]
@@ -136,24 +187,36 @@ def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(records:
 
 
 @pytest.mark.parametrize("layout", ["group", "single"])
-def test_an_integrity_check_that_lets_a_changed_byte_pass_is_not_believed(tmp_path: Path, layout: str) -> None:
+def test_an_integrity_check_that_lets_a_changed_byte_pass_is_not_believed(
+    tmp_path: Path, layout: str
+) -> None:
     history, run = History(tmp_path / "history", PAYLOAD, layout), RunLayout(tmp_path / "run")
     history.lay(run.root)
     name = "step_00000020" + (".safetensors" if layout == "single" else f"/{MODEL}")
     data = (run.checkpoints / name).read_bytes()
     (run.checkpoints / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with closing(MutantStore(run.checkpoints, store_config("atomic_dirsync"))) as store:
-        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "lost_ack", "the sound integrity check passes over it"
+        assert (
+            recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome
+            == "lost_ack"
+        ), "the sound integrity check passes over it"
         store.verifier = blind_at("hash")
-        assert recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome == "silent_wrong"
+        assert (
+            recover(run, store, lambda step: expected_of(PAYLOAD, layout, step)).outcome
+            == "silent_wrong"
+        )
 
 
-def test_a_kill_that_comes_when_all_is_saved_hits_nothing(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_that_comes_when_all_is_saved_hits_nothing(
+    rig: CrashRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ecrl_cli.studies.crash_points.trial.BACK_TO_BACK", 1)
     assert not rig.kill(Save("unsafe", "group"), 0.001)["hit"]
 
 
-def test_a_killer_that_was_late_itself_tries_again(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killer_that_was_late_itself_tries_again(
+    rig: CrashRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kill, waited = rig._killer.kill, [0.5, 0.001]
 
     def late(do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:
@@ -163,13 +226,24 @@ def test_a_killer_that_was_late_itself_tries_again(rig: CrashRig, monkeypatch: p
     assert rig.kill(Save("unsafe", "group"), 0.001)["hit"] and not waited
 
 
-@pytest.mark.parametrize("bug", ["ack_before_rename", "janitor_sweeps_old", "overwrite_in_place", "stage_reused", "guard_skips_commit"])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "ack_before_rename",
+        "janitor_sweeps_old",
+        "overwrite_in_place",
+        "stage_reused",
+        "guard_skips_commit",
+    ],
+)
 def test_a_bug_that_a_kill_can_show_is_found(rig: CrashRig, bug: str) -> None:
     assert search(rig, bug)["found"]
 
 
 def test_what_a_kill_cannot_show_is_named_and_exists() -> None:
-    assert set(UNSEEN) <= {planted.name for planted in STORE_MUTANTS} | {planted.kind for planted in STORE_MUTANTS}
+    assert set(UNSEEN) <= {planted.name for planted in STORE_MUTANTS} | {
+        planted.kind for planted in STORE_MUTANTS
+    }
 
 
 def test_the_plan_has_the_published_counts_and_every_point_of_every_arm(tmp_path: Path) -> None:
@@ -192,10 +266,16 @@ def test_the_plan_has_the_published_counts_and_every_point_of_every_arm(tmp_path
 
 
 def test_survivors_are_the_new_one_from_the_moment_on_which_it_counts(rig: CrashRig) -> None:
-    for mode, counts in (("unsafe", "after_commit"), ("atomic_nodirsync", "after_rename"), ("atomic_dirsync", "after_rename")):
+    for mode, counts in (
+        ("unsafe", "after_commit"),
+        ("atomic_nodirsync", "after_rename"),
+        ("atomic_dirsync", "after_rename"),
+    ):
         points, _ = rig.visited(Save(mode, "group"))
         due = [survivor(mode, point, points) for point in points]
-        assert due == ["previous"] * points.index(counts) + ["new"] * (len(points) - points.index(counts))
+        assert due == ["previous"] * points.index(counts) + ["new"] * (
+            len(points) - points.index(counts)
+        )
 
 
 def test_a_point_that_is_never_reached_is_not_counted_as_hit(rig: CrashRig) -> None:
@@ -203,10 +283,14 @@ def test_a_point_that_is_never_reached_is_not_counted_as_hit(rig: CrashRig) -> N
     assert not found["hit"] and found["outcome"] == "new"
 
 
-def test_a_writer_that_hangs_is_on_record_as_such(rig: CrashRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_hangs_is_on_record_as_such(
+    rig: CrashRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The alarm ended it."""
     ask = rig._killer.ask
-    monkeypatch.setattr(rig._killer, "ask", lambda *rest, **more: ask(*rest, **more) | {"signal": signal.SIGALRM})
+    monkeypatch.setattr(
+        rig._killer, "ask", lambda *rest, **more: ask(*rest, **more) | {"signal": signal.SIGALRM}
+    )
     assert rig.crash(Save("unsafe", "group"), "blocking")["outcome"] == "hung"
 
 
@@ -219,7 +303,10 @@ def test_kills_fall_where_the_seed_says(tmp_path: Path) -> None:
     trial = Trial("kill/unsafe/0000", {"kind": "kill", "mode": "unsafe", "layout": "single"})
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-    with closing(study_of(SMALL, tmp_path / "a")) as one, closing(study_of(SMALL, tmp_path / "b")) as other:
+    with (
+        closing(study_of(SMALL, tmp_path / "a")) as one,
+        closing(study_of(SMALL, tmp_path / "b")) as other,
+    ):
         first, second = one.run(trial), other.run(trial)
     assert first["after_s"] == second["after_s"] and first["hit"] and first["outcome"] == "new"
 
@@ -244,21 +331,31 @@ def damage(folder: Path, change: Callable[[Path], None]) -> str:
     [
         ("other", lambda path: None),
         ("size mismatch", lambda path: (path / OPTIMIZER).write_bytes(b"12")),
-        ("size mismatch", lambda path: ((path / MODEL).write_bytes(b""), (path / OPTIMIZER).unlink())),
+        (
+            "size mismatch",
+            lambda path: ((path / MODEL).write_bytes(b""), (path / OPTIMIZER).unlink()),
+        ),
         ("missing parts", lambda path: ((path / OPTIMIZER).unlink(), (path / COMMIT).unlink())),
         ("missing manifest", lambda path: ((path / MANIFEST).unlink(), (path / COMMIT).unlink())),
-        ("manifest cut off", lambda path: ((path / MANIFEST).write_bytes(b"{"), (path / COMMIT).unlink())),
+        (
+            "manifest cut off",
+            lambda path: ((path / MANIFEST).write_bytes(b"{"), (path / COMMIT).unlink()),
+        ),
         ("missing commit", lambda path: (path / COMMIT).unlink()),
         ("commit cut off", lambda path: (path / COMMIT).write_bytes(b'{"a":')),
     ],
 )
-def test_the_state_of_the_files_in_the_published_words(tmp_path: Path, said: str, change: Callable[[Path], None]) -> None:
+def test_the_state_of_the_files_in_the_published_words(
+    tmp_path: Path, said: str, change: Callable[[Path], None]
+) -> None:
     assert damage(tmp_path, change) == said
 
 
 @pytest.mark.skipif(not memory_there(), reason="no folder in memory here")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_path: Path, number: int) -> None:
+def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(
+    tmp_path: Path, number: int
+) -> None:
     code = (
         "import os, signal\n"
         "from ecrl_cli.studies.crash_points.trial import CrashRig\n"
@@ -267,7 +364,13 @@ def test_the_folder_in_memory_goes_when_the_study_and_its_group_are_killed(tmp_p
         "print(killer.folder, killer.process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path, process_group=0) as study:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        process_group=0,
+    ) as study:
         assert study.stdout is not None
         folder, _, pid = study.stdout.readline().strip().rpartition(" ")
         assert Path(folder).is_dir()

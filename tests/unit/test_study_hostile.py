@@ -1,4 +1,6 @@
-"""Hostile inputs: what the study calls refused, that its canary is awake, and the defects it found once."""
+"""Hostile inputs: what the study calls refused, that its canary is awake, and the defects it found
+once.
+"""
 
 from __future__ import annotations
 
@@ -39,31 +41,70 @@ def template(tmp_path: Path) -> FixtureTemplate:
 def test_there_are_enough_inputs_and_every_group_of_the_list_is_there() -> None:
     groups = {one.group for one in all_inputs().values()}
     assert len(all_inputs()) >= 120
-    assert {"pickle as a part", "COMMIT", "MANIFEST", "header", "types of files", "while it is looked at", "pointers", "configuration"} <= groups
-    assert {"records of a run", "records of a sweep", "lock", "lease", "command line", "--config-dir"} <= groups
+    assert {
+        "pickle as a part",
+        "COMMIT",
+        "MANIFEST",
+        "header",
+        "types of files",
+        "while it is looked at",
+        "pointers",
+        "configuration",
+    } <= groups
+    assert {
+        "records of a run",
+        "records of a sweep",
+        "lock",
+        "lease",
+        "command line",
+        "--config-dir",
+    } <= groups
 
 
 def test_the_scene_is_good_before_the_adversary_comes(template: FixtureTemplate) -> None:
     with template.fixture() as fixture:
-        assert verify_checkpoint(fixture.group, GUARD).ok and verify_checkpoint(fixture.single, GUARD).ok
-        assert readers.read_input(replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None), fixture).by == "passed over"
+        assert (
+            verify_checkpoint(fixture.group, GUARD).ok
+            and verify_checkpoint(fixture.single, GUARD).ok
+        )
+        assert (
+            readers.read_input(
+                replace(all_inputs()["pointers/latest_ok leads out"], act=lambda fixture: None),
+                fixture,
+            ).by
+            == "passed over"
+        )
 
 
 def test_each_fifteenth_input_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
     study = STUDY.open(StudyContext(StudyConfig(Hostile(every=15)), tmp_path))
     skipped = ("command", "load")
-    plan = [t for t in study.plan() if t.facts["arm"] == "input" and t.facts["look"] not in skipped and "hundred thousand" not in t.key]
+    plan = [
+        t
+        for t in study.plan()
+        if t.facts["arm"] == "input"
+        and t.facts["look"] not in skipped
+        and "hundred thousand" not in t.key
+    ]
     records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
     study.close()
     found = study.findings(records)
     assert [gate for gate in found.gates if not gate.passed] == []
-    assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
+    assert all(
+        row.keys() == {column.key for column in table.columns}
+        for table in found.tables
+        for row in table.rows
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_payload_that_is_unpickled_creates_its_canary(tmp_path: Path) -> None:
-    """Without torch: those that the standard reader takes as they stand. (The study asks torch, too.)"""
+    """Without torch: those that the standard reader takes as they stand. (The study asks torch,
+    too.)
+    """
     import pickle
 
     for name in ("reduce", "inst", "obj", "stack global", "memo", "system", "dotted"):
@@ -77,13 +118,22 @@ def accepting(fixture: RunFixture) -> None:
 
 
 def test_what_is_not_refused_is_called_taken_for_good(template: FixtureTemplate) -> None:
-    for look, refusers in (("guard", ("hash",)), ("guard single", ("hash",)), ("records", ("config.json",)), ("lock", ("StorageError",))):
+    for look, refusers in (
+        ("guard", ("hash",)),
+        ("guard single", ("hash",)),
+        ("records", ("config.json",)),
+        ("lock", ("StorageError",)),
+    ):
         with template.fixture() as fixture:
-            seen = readers.read_input(inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture)
+            seen = readers.read_input(
+                inputs.MaliciousInput("none", "nothing", look, refusers, accepting), fixture
+            )
         assert seen.outcome == "silent_wrong", look
 
 
-def test_an_error_that_nobody_raised_on_purpose_is_untyped(template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_raised_on_purpose_is_untyped(
+    template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> None:
         raise KeyError("x")
 
@@ -107,8 +157,14 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
     assert isolated(lambda: {"outcome": "detected"}, 5) == {"outcome": "detected"}
 
 
-def test_memory_that_a_look_takes_is_seen(template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "read_input", lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))))
+def test_memory_that_a_look_takes_is_seen(
+    template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        readers,
+        "read_input",
+        lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))),
+    )
     with template.fixture() as fixture:
         found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
     assert found["grown"] > GROWTH
@@ -161,7 +217,9 @@ def test_a_lock_that_is_no_plain_file_is_refused(template: FixtureTemplate, kind
             pass
 
 
-@pytest.mark.skipif(sys.getfilesystemencoding() != "utf-8", reason="no such file name in this locale")
+@pytest.mark.skipif(
+    sys.getfilesystemencoding() != "utf-8", reason="no such file name in this locale"
+)
 def test_a_claim_that_is_named_in_other_digits_is_none(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     layout.fired.mkdir()
@@ -179,20 +237,41 @@ def test_aliases_of_aliases_are_refused_before_they_are_read(tmp_path: Path) -> 
 
 
 def test_text_that_only_looks_deep_is_read() -> None:
-    assert parse(b'{"a":"[[[[[[[[[[[[[[[[[[[[","b":"\\"[[[[[[[[[[[[[[[[["}') == {"a": "[" * 20, "b": '"' + "[" * 17}
+    assert parse(b'{"a":"[[[[[[[[[[[[[[[[[[[[","b":"\\"[[[[[[[[[[[[[[[[["}') == {
+        "a": "[" * 20,
+        "b": '"' + "[" * 17,
+    }
     with pytest.raises(ValueError, match="deeper"):
         parse(b'{"a\\\\":' + b"[" * 17)
 
 
 def findings(records: list[Record], whole: bool) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records))
+    return STUDY.conclude(
+        Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records)
+    )
 
 
 def good(arm: str = "input") -> Record:
     cost = {"grown": 0, "read": 0, "calls": 1, "program": 0, "payload": 10}
-    found = {"outcome": "detected", "by": "hash", "reason": "", "expected": True, "canary": False, "escaped": [], **cost}
-    other = {"control": {"ran": ["reduce"], "of": ["reduce"]}, "audit": {"looks": 1, "opened": 9, "outside": []}}
-    return Record(arm, {"arm": arm, "input": "COMMIT/empty", "group": "COMMIT", "look": "guard"}, other.get(arm, found), 0.0)
+    found = {
+        "outcome": "detected",
+        "by": "hash",
+        "reason": "",
+        "expected": True,
+        "canary": False,
+        "escaped": [],
+        **cost,
+    }
+    other = {
+        "control": {"ran": ["reduce"], "of": ["reduce"]},
+        "audit": {"looks": 1, "opened": 9, "outside": []},
+    }
+    return Record(
+        arm,
+        {"arm": arm, "input": "COMMIT/empty", "group": "COMMIT", "look": "guard"},
+        other.get(arm, found),
+        0.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,6 +293,13 @@ def good(arm: str = "input") -> Record:
 def test_each_gate_can_fail(gate: str, arm: str, change: dict[str, Any]) -> None:
     arms = ("input", "control", "audit")
     assert all(one.passed for one in findings([good(name) for name in arms], whole=False).gates)
-    records = [good(name) if name != arm else replace(good(name), found=good(name).found | change) for name in arms]
+    records = [
+        good(name) if name != arm else replace(good(name), found=good(name).found | change)
+        for name in arms
+    ]
     assert [one.name for one in findings(records, whole=False).gates if not one.passed] == [gate]
-    assert [one.name for one in findings([good(name) for name in arms], whole=True).gates if not one.passed] == ["inputs"]
+    assert [
+        one.name
+        for one in findings([good(name) for name in arms], whole=True).gates
+        if not one.passed
+    ] == ["inputs"]

@@ -1,4 +1,6 @@
-"""`io-errors`: what it counts, that it sees planted bugs, that each gate can fail, and its arms on the real kernel."""
+"""`io-errors`: what it counts, that it sees planted bugs, that each gate can fail, and its arms on
+the real kernel.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,27 @@ def records(made: PreparedStudy, trials: list[Trial]) -> list[Record]:
     return [Record(trial.key, trial.facts, made.run(trial), 0.0) for trial in trials]
 
 
-@pytest.mark.parametrize(("layout", "mode", "syncs"), [("group", "atomic_dirsync", 8), ("group", "unsafe", 0), ("single", "atomic_dirsync", 3)])
-def test_every_sync_of_a_save_is_refused_once_and_none_is_acknowledged(layout: str, mode: str, syncs: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "mode", "syncs"),
+    [("group", "atomic_dirsync", 8), ("group", "unsafe", 0), ("single", "atomic_dirsync", 3)],
+)
+def test_every_sync_of_a_save_is_refused_once_and_none_is_acknowledged(
+    layout: str, mode: str, syncs: int
+) -> None:
     counts = run_cases("save", StoreSetup(layout, mode), Fault("EIO", 1, scope="sync"), {})
-    assert (counts.cases, counts.errors, counts.successes, counts.violations) == (syncs, syncs, 0, 0)
+    assert (counts.cases, counts.errors, counts.successes, counts.violations) == (
+        syncs,
+        syncs,
+        0,
+        0,
+    )
     assert syncs_of_a_save(StoreSetup(layout, mode)) == syncs
 
 
 def test_short_writes_are_taken_up_again_and_the_save_succeeds() -> None:
     counts = run_cases("save", STRICT, Fault("short write", 1, sticky=True, scope="write"), {})
-    assert (counts.cases, counts.successes, counts.errors, counts.violations) == (12, 12, 0, 0)  # two writes to each of the six files
+    # two writes to each of the six files
+    assert (counts.cases, counts.successes, counts.errors, counts.violations) == (12, 12, 0, 0)
 
 
 @pytest.mark.parametrize("operation", ["settle", "claim", "set aside"])
@@ -60,13 +73,19 @@ def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
     with study(tmp_path, arms=("calls",)) as made:
         found = records(made, [trial for trial in made.plan() if trial.facts["arm"] == "planted"])
     assert [record.facts["mutant"] for record in found] == list(MUTANTS)
-    assert {record.facts["mutant"]: record.found["first"] for record in found if not record.found["found"]} == {}
+    assert {
+        record.facts["mutant"]: record.found["first"]
+        for record in found
+        if not record.found["found"]
+    } == {}
 
 
 def test_what_is_not_planted_is_not_found() -> None:
     """The same cases without a bug: else a study that always shouts would find everything."""
     for scope, kind in (("write", "ENOSPC"), ("close", "EIO"), ("write", "EINTR")):
-        counts = run_cases("save", STRICT, Fault(kind, 1, sticky=True, scope=scope), {}, lambda fs: fs)
+        counts = run_cases(
+            "save", STRICT, Fault(kind, 1, sticky=True, scope=scope), {}, lambda fs: fs
+        )
         assert counts.cases and counts.violations == 0, counts.first
 
 
@@ -77,12 +96,31 @@ def test_a_trial_runs_again_by_its_key(tmp_path: Path) -> None:
         assert made.run(trial) == made.run(trial)
 
 
-CALLS: dict[str, Any] = {"cases": ENOUGH, "errors": ENOUGH, "successes": 0, "stepped_back": 0, "violations": 0, "first": ""}
-WHERE = {"operation": "save", "layout": "group", "mode": "unsafe", "scope": "any", "fault": "EIO", "persistence": "once"}
+CALLS: dict[str, Any] = {
+    "cases": ENOUGH,
+    "errors": ENOUGH,
+    "successes": 0,
+    "stepped_back": 0,
+    "violations": 0,
+    "first": "",
+}
+WHERE = {
+    "operation": "save",
+    "layout": "group",
+    "mode": "unsafe",
+    "scope": "any",
+    "fault": "EIO",
+    "persistence": "once",
+}
 SAVED: dict[str, Any] = {"outcome": "new", "call": "", "violations": 0, "first": ""}
 GOOD = [
     Record("calls/x", {"arm": "calls", **WHERE}, CALLS, 0.0),
-    Record("planted/x", {"arm": "planted", "mutant": "x"}, {"found": True, "cases": 1, "first": "call 1"}, 0.0),
+    Record(
+        "planted/x",
+        {"arm": "planted", "mutant": "x"},
+        {"found": True, "cases": 1, "first": "call 1"},
+        0.0,
+    ),
     Record("space/0", {"arm": "space"}, SAVED | {"outcome": "previous", "call": "write"}, 0.0),
     Record("space/1", {"arm": "space"}, SAVED, 0.0),
 ]
@@ -99,12 +137,32 @@ def failed(kept: list[Record]) -> list[str]:
 def test_every_gate_can_fail() -> None:
     calls, planted, refused, saved = GOOD
     assert failed(GOOD) == []
-    assert failed([replace(calls, found=CALLS | {"violations": 1, "first": "lost_ack"}), planted, refused, saved]) == ["violations"]
-    assert failed([calls, planted, refused, replace(saved, found=SAVED | {"violations": 1, "first": "lost_ack"})]) == ["violations"]
-    assert failed([replace(calls, found=CALLS | {"cases": ENOUGH - 1}), planted, refused, saved]) == ["cases"]
-    assert failed([calls, replace(planted, found={"found": False, "cases": 9, "first": ""}), refused, saved]) == ["planted"]
+    assert failed(
+        [
+            replace(calls, found=CALLS | {"violations": 1, "first": "lost_ack"}),
+            planted,
+            refused,
+            saved,
+        ]
+    ) == ["violations"]
+    assert failed(
+        [
+            calls,
+            planted,
+            refused,
+            replace(saved, found=SAVED | {"violations": 1, "first": "lost_ack"}),
+        ]
+    ) == ["violations"]
+    assert failed(
+        [replace(calls, found=CALLS | {"cases": ENOUGH - 1}), planted, refused, saved]
+    ) == ["cases"]
+    assert failed(
+        [calls, replace(planted, found={"found": False, "cases": 9, "first": ""}), refused, saved]
+    ) == ["planted"]
     assert failed([calls, refused, saved]) == ["planted"]
-    assert failed([calls, planted, saved]) == ["space"] and failed([calls, planted, refused]) == ["space"]
+    assert failed([calls, planted, saved]) == ["space"] and failed([calls, planted, refused]) == [
+        "space"
+    ]
 
 
 def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
@@ -116,7 +174,11 @@ def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
 @pytest.mark.needs("private mounts")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     with study(tmp_path, arms=("space", "inodes"), spaces=24, planted=False) as made:
-        plan = [trial for trial in made.plan() if trial.facts["arm"] == "space" or trial.facts["left"] in (1, 9)]
+        plan = [
+            trial
+            for trial in made.plan()
+            if trial.facts["arm"] == "space" or trial.facts["left"] in (1, 9)
+        ]
         found = records(made, plan)
     assert [record.found["first"] for record in found if record.found["violations"]] == []
     assert {record.found["errno"] for record in found} == {0, 28}
@@ -127,24 +189,52 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 @pytest.mark.needs("strace")
 @pytest.mark.parametrize(("at", "outcome"), [(2, "previous"), (4, "new")])
 def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -> None:
-    with study(tmp_path, arms=("sync",), layouts=("single",), modes=("atomic_dirsync",), planted=False) as made:
-        (trial,) = [trial for trial in made.plan() if trial.facts["at"] == at and trial.facts["persistence"] == "once"]
+    with study(
+        tmp_path, arms=("sync",), layouts=("single",), modes=("atomic_dirsync",), planted=False
+    ) as made:
+        (trial,) = [
+            trial
+            for trial in made.plan()
+            if trial.facts["at"] == at and trial.facts["persistence"] == "once"
+        ]
         (record,) = records(made, [trial])
     assert record.found["violations"] == 0, record.found["first"]
-    assert (record.found["outcome"], record.found["refused"], record.found["retried"]) == (outcome, outcome == "previous", 0)
+    assert (record.found["outcome"], record.found["refused"], record.found["retried"]) == (
+        outcome,
+        outcome == "previous",
+        0,
+    )
     assert record.found["acknowledged"] == (NEXT if outcome == "new" else NEWEST)
 
 
-def test_an_arm_that_cannot_run_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_cannot_run_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ecrl_cli.linux.prerequisites.program", lambda name: "")
     with study(tmp_path, arms=("sync", "calls"), operations=("claim",)) as made:
-        assert [(skip.arm, skip.reason) for skip in made.skips()] == [("sync", "strace is not installed (apt-get install strace)")]
+        assert [(skip.arm, skip.reason) for skip in made.skips()] == [
+            ("sync", "strace is not installed (apt-get install strace)")
+        ]
         assert not [trial for trial in made.plan() if trial.facts["arm"] == "sync"]
 
 
 def test_a_small_study_from_plan_to_result(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"arms": ("calls",), "operations": ("set aside",), "layouts": ("single",), "modes": ("unsafe",)}
-    assert run_study(StudyConfig(IoErrors(**keys, planted=False), workers=1), tmp_path / "out", lambda line: None) == 1
+    keys: dict[str, Any] = {
+        "arms": ("calls",),
+        "operations": ("set aside",),
+        "layouts": ("single",),
+        "modes": ("unsafe",),
+    }
+    assert (
+        run_study(
+            StudyConfig(IoErrors(**keys, planted=False), workers=1),
+            tmp_path / "out",
+            lambda line: None,
+        )
+        == 1
+    )
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["complete"] and [gate["name"] for gate in result["gates"] if not gate["passed"]] == ["cases"]
+    assert result["complete"] and [
+        gate["name"] for gate in result["gates"] if not gate["passed"]
+    ] == ["cases"]
     assert {table["name"] for table in result["tables"]} == {"calls", "cells"}

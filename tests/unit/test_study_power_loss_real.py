@@ -1,4 +1,6 @@
-"""The real arms of the power-loss study: what counts as lost, which crash states a block log has, what the gates refuse, and the rig itself."""
+"""The real arms of the power-loss study: what counts as lost, which crash states a block log has,
+what the gates refuse, and the rig itself.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ PAYLOAD = Payload(7, 4096, 2048)
         (0, True, None, "silent_wrong"),
     ],
 )
-def test_the_outcome_follows_from_what_was_acknowledged(step: int | None, exact: bool, acknowledged: int | None, outcome: str) -> None:
+def test_the_outcome_follows_from_what_was_acknowledged(
+    step: int | None, exact: bool, acknowledged: int | None, outcome: str
+) -> None:
     answer = Answer(recovered=Recovered(step, exact, 0))
     assert outcome_of(answer, acknowledged, (acknowledged or 0) + 1) == outcome
 
@@ -65,7 +69,9 @@ def test_a_recovery_that_gives_nothing_keeps_its_own_outcome(outcome: str) -> No
 
 
 def test_what_is_acknowledged_after_the_power_loss_does_not_count() -> None:
-    """A file system that is shutting down may let an fsync return although nothing of it is durable."""
+    """A file system that is shutting down may let an fsync return although nothing of it is
+    durable.
+    """
     saver = Saver.__new__(Saver)
     saver.acknowledged = [(1, 10.0), (2, 11.0), (3, 12.5)]
     assert [saver.told(moment) for moment in (9.0, 12.0, 13.0)] == [0, 2, 3]
@@ -77,13 +83,20 @@ def test_what_is_acknowledged_after_the_power_loss_does_not_count() -> None:
 def log_of(text: str) -> list[DiskWrite]:
     """`w`: a page, `W`: four of them, `|`: a flush."""
     sizes = {"w": PAGE, "W": 4 * PAGE, "|": 0}
-    return [DiskWrite(index * 8 * PAGE, bytes([index + 1]) * sizes[letter]) for index, letter in enumerate(text)]
+    return [
+        DiskWrite(index * 8 * PAGE, bytes([index + 1]) * sizes[letter])
+        for index, letter in enumerate(text)
+    ]
 
 
 def test_every_prefix_is_a_state_and_knows_what_was_acknowledged() -> None:
     log = log_of("ww|w|w")
     states = crash_states(log, 1, [3, 5], 1000, random.Random(1)).states
-    plain = {(state.prefix, state.acknowledged) for state in states if not state.dropped and state.torn is None}
+    plain = {
+        (state.prefix, state.acknowledged)
+        for state in states
+        if not state.dropped and state.torn is None
+    }
     assert plain == {(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)}
 
 
@@ -97,8 +110,20 @@ def test_what_was_flushed_is_never_missing() -> None:
 
 def test_all_subsets_of_a_small_group_and_every_tear_are_tried() -> None:
     found = crash_states(log_of("wwW|"), 0, [], 1000, random.Random(3))
-    assert {state.dropped for state in found.states if state.prefix == 3} == {(), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2)}
-    assert {state.torn for state in found.states if state.torn} == {(2, 0, PAGE), (2, 0, 2 * PAGE), (2, 0, 3 * PAGE)}
+    assert {state.dropped for state in found.states if state.prefix == 3} == {
+        (),
+        (0,),
+        (1,),
+        (2,),
+        (0, 1),
+        (0, 2),
+        (1, 2),
+    }
+    assert {state.torn for state in found.states if state.torn} == {
+        (2, 0, PAGE),
+        (2, 0, 2 * PAGE),
+        (2, 0, 3 * PAGE),
+    }
     assert found.exhausted == found.epochs == 1
 
 
@@ -112,7 +137,10 @@ def test_states_are_limited_replayable_and_different() -> None:
 
 def test_a_state_writes_what_it_has_and_nothing_else() -> None:
     log = log_of("wW|w")
-    assert [(write.offset, len(write.data)) for write in State(4, 0, (0,), (1, PAGE, 3 * PAGE)).writes(log)] == [
+    assert [
+        (write.offset, len(write.data))
+        for write in State(4, 0, (0,), (1, PAGE, 3 * PAGE)).writes(log)
+    ] == [
         (9 * PAGE, 2 * PAGE),
         (24 * PAGE, PAGE),
     ]
@@ -128,7 +156,11 @@ def test_the_logged_disk_keeps_the_data_and_the_order() -> None:
         served.fsync("/disk", 0, 0)
         served.write("/disk", b"two", PAGE, 0)
         assert served.read("/disk", 3, PAGE, 0) == b"two"
-        assert read_log(log, os.fstat(log).st_size) == [DiskWrite(PAGE, b"one"), DiskWrite(0, b""), DiskWrite(PAGE, b"two")]
+        assert read_log(log, os.fstat(log).st_size) == [
+            DiskWrite(PAGE, b"one"),
+            DiskWrite(0, b""),
+            DiskWrite(PAGE, b"two"),
+        ]
     finally:
         os.close(disk)
         os.close(log)
@@ -154,10 +186,14 @@ def test_the_store_as_a_subject_is_the_product(tmp_path: Path, layout: str) -> N
     assert not other.recover(go_on=False).exact
 
 
-def test_each_planted_fault_changes_what_is_promised_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_planted_fault_changes_what_is_promised_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     monkeypatch.setattr(PosixFs, "fsync", lambda self, fd: synced.append("file"))
-    monkeypatch.setattr(PosixFs, "fsyncdir", lambda self, path: synced.append(path.name.partition("_")[0]))
+    monkeypatch.setattr(
+        PosixFs, "fsyncdir", lambda self, path: synced.append(path.name.partition("_")[0])
+    )
 
     def run(variant: str) -> list[str]:
         synced.clear()
@@ -192,23 +228,61 @@ def test_the_other_subjects_are_read_by_their_own_readers(tmp_path: Path, kind: 
     assert subject.recover(go_on=False) == Recovered(2, True, 0)
     newest = max(path for path in tmp_path.rglob("*") if path.is_file() and "00000002" in str(path))
     newest.write_bytes(newest.read_bytes()[:100])
-    # torchsnapshot 0.1.0 does not wait for what its readers raise: it returns as if all had been read
-    assert subject.recover(go_on=False) == (Recovered(2, False, 0) if kind == TORCHSNAPSHOT.name else Recovered(1, True, 1))
+    # torchsnapshot 0.1.0 does not wait for what its readers raise: it returns as if all had been
+    # read
+    assert subject.recover(go_on=False) == (
+        Recovered(2, False, 0) if kind == TORCHSNAPSHOT.name else Recovered(1, True, 1)
+    )
 
 
 # ---- the gates
 
 
-def shutdown(subject: str, outcome: str, fs: str = "ext4", variant: str = "", **found: Any) -> Record:
-    facts = {"arm": "shutdown", "fs": fs, "subject": subject, "layout": "group", "variant": variant, "block": 0}
-    values = {"outcome": outcome, "acknowledged": 3, "cut": True, "goes_on": True, "late": 0, "phase": "saving", "kernel": "6.18"} | found
+def shutdown(
+    subject: str, outcome: str, fs: str = "ext4", variant: str = "", **found: Any
+) -> Record:
+    facts = {
+        "arm": "shutdown",
+        "fs": fs,
+        "subject": subject,
+        "layout": "group",
+        "variant": variant,
+        "block": 0,
+    }
+    values = {
+        "outcome": outcome,
+        "acknowledged": 3,
+        "cut": True,
+        "goes_on": True,
+        "late": 0,
+        "phase": "saving",
+        "kernel": "6.18",
+    } | found
     return Record(f"shutdown/{fs}/{subject}/{variant}", facts, values, 0.1)
 
 
 def blocks(subject: str, outcomes: dict[str, int], variant: str = "", **found: Any) -> Record:
-    facts = {"arm": "blocks", "fs": "btrfs", "subject": subject, "layout": "group", "variant": variant}
-    numbers = dict.fromkeys(("prefixes", "writes", "flushes", "epochs", "exhausted", "after_acknowledgement"), 1)
-    values = {"outcomes": outcomes, "states": sum(outcomes.values()), "unmountable": 0, "stuck": 0, "kernel": "6.18"} | numbers | found
+    facts = {
+        "arm": "blocks",
+        "fs": "btrfs",
+        "subject": subject,
+        "layout": "group",
+        "variant": variant,
+    }
+    numbers = dict.fromkeys(
+        ("prefixes", "writes", "flushes", "epochs", "exhausted", "after_acknowledgement"), 1
+    )
+    values = (
+        {
+            "outcomes": outcomes,
+            "states": sum(outcomes.values()),
+            "unmountable": 0,
+            "stuck": 0,
+            "kernel": "6.18",
+        }
+        | numbers
+        | found
+    )
     return Record(f"blocks/btrfs/{subject}/{variant}", facts, values, 0.1)
 
 
@@ -217,7 +291,11 @@ GOOD = [
     *(shutdown("atomic_nodirsync", "lost_ack", fs) for fs in ("ext4", "xfs")),
     *(shutdown("unsafe", "lost_all", fs) for fs in ("ext4", "xfs")),
     shutdown("torch.save", "silent_wrong", goes_on=None),
-    *(shutdown("atomic_dirsync", "lost_ack", variant=plant) for plant in PLANTS if plant != "no_parent_sync"),
+    *(
+        shutdown("atomic_dirsync", "lost_ack", variant=plant)
+        for plant in PLANTS
+        if plant != "no_parent_sync"
+    ),
     shutdown("atomic_dirsync", "new", variant="no_parent_sync"),
     blocks("atomic_dirsync", {"new": 5, "empty_ok": 2}),
     blocks("unsafe", {"new": 1, "lost_all": 6}),
@@ -245,29 +323,84 @@ def replaced(key: str, record: Record) -> list[Record]:
 def test_good_records_pass_and_a_zero_is_stated_with_its_bound() -> None:
     assert failing(GOOD) == set()
     found = findings(GOOD)
-    assert any(note.startswith("0 of 1 injected shutdowns (kernel 6.18, ext4 defaults") and "below 95.00%" in note for note in found.notes)
+    assert any(
+        note.startswith("0 of 1 injected shutdowns (kernel 6.18, ext4 defaults")
+        and "below 95.00%" in note
+        for note in found.notes
+    )
     rows = {(row["fs"], row["subject"]): row for row in found.tables[0].rows}
     assert rows["ext4", "atomic_dirsync, group"]["upper"] == pytest.approx(0.95)
-    assert rows["ext4", "unsafe, group"]["upper"] is None and rows["ext4", "unsafe, group"]["blocks"] == "1/1"
+    assert (
+        rows["ext4", "unsafe, group"]["upper"] is None
+        and rows["ext4", "unsafe, group"]["blocks"] == "1/1"
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "record", "gate"),
     [
-        ("shutdown/xfs/atomic_dirsync/", shutdown("atomic_dirsync", "lost_ack", "xfs"), "shutdown: atomic_dirsync"),
-        ("shutdown/xfs/atomic_dirsync/", shutdown("atomic_dirsync", "silent_wrong", "xfs"), "shutdown: never wrong"),
-        ("shutdown/xfs/atomic_nodirsync/", shutdown("atomic_nodirsync", "new", "xfs"), "shutdown: sensitive"),
-        ("shutdown/ext4/torch.save/", shutdown("torch.save", "new", cut=False), "shutdown: injected"),
-        ("shutdown/ext4/unsafe/", shutdown("unsafe", "lost_all", acknowledged=0), "shutdown: injected"),
-        ("shutdown/ext4/unsafe/", shutdown("unsafe", "lost_all", goes_on=False), "shutdown: goes on"),
-        ("shutdown/ext4/atomic_dirsync/no_root_sync", shutdown("atomic_dirsync", "new", variant="no_root_sync"), "shutdown: planted"),
-        ("blocks/btrfs/atomic_dirsync/", blocks("atomic_dirsync", {"new": 5, "lost_all": 1}), "blocks: atomic_dirsync"),
-        ("blocks/btrfs/atomic_dirsync/", blocks("atomic_dirsync", {"new": 5, "hung": 1}), "blocks: never wrong"),
+        (
+            "shutdown/xfs/atomic_dirsync/",
+            shutdown("atomic_dirsync", "lost_ack", "xfs"),
+            "shutdown: atomic_dirsync",
+        ),
+        (
+            "shutdown/xfs/atomic_dirsync/",
+            shutdown("atomic_dirsync", "silent_wrong", "xfs"),
+            "shutdown: never wrong",
+        ),
+        (
+            "shutdown/xfs/atomic_nodirsync/",
+            shutdown("atomic_nodirsync", "new", "xfs"),
+            "shutdown: sensitive",
+        ),
+        (
+            "shutdown/ext4/torch.save/",
+            shutdown("torch.save", "new", cut=False),
+            "shutdown: injected",
+        ),
+        (
+            "shutdown/ext4/unsafe/",
+            shutdown("unsafe", "lost_all", acknowledged=0),
+            "shutdown: injected",
+        ),
+        (
+            "shutdown/ext4/unsafe/",
+            shutdown("unsafe", "lost_all", goes_on=False),
+            "shutdown: goes on",
+        ),
+        (
+            "shutdown/ext4/atomic_dirsync/no_root_sync",
+            shutdown("atomic_dirsync", "new", variant="no_root_sync"),
+            "shutdown: planted",
+        ),
+        (
+            "blocks/btrfs/atomic_dirsync/",
+            blocks("atomic_dirsync", {"new": 5, "lost_all": 1}),
+            "blocks: atomic_dirsync",
+        ),
+        (
+            "blocks/btrfs/atomic_dirsync/",
+            blocks("atomic_dirsync", {"new": 5, "hung": 1}),
+            "blocks: never wrong",
+        ),
         ("blocks/btrfs/unsafe/", blocks("unsafe", {"new": 7}), "blocks: sensitive"),
-        ("blocks/btrfs/atomic_dirsync/", blocks("atomic_dirsync", {"new": 5}, unmountable=1), "blocks: injected"),
-        ("blocks/btrfs/atomic_dirsync/", blocks("atomic_dirsync", {"new": 5}, after_acknowledgement=0), "blocks: injected"),
+        (
+            "blocks/btrfs/atomic_dirsync/",
+            blocks("atomic_dirsync", {"new": 5}, unmountable=1),
+            "blocks: injected",
+        ),
+        (
+            "blocks/btrfs/atomic_dirsync/",
+            blocks("atomic_dirsync", {"new": 5}, after_acknowledgement=0),
+            "blocks: injected",
+        ),
         ("blocks/btrfs/unsafe/", blocks("unsafe", {"lost_all": 7}, stuck=1), "blocks: goes on"),
-        ("blocks/btrfs/atomic_dirsync/no_root_sync", blocks("atomic_dirsync", {"new": 7}, variant="no_root_sync"), "blocks: planted"),
+        (
+            "blocks/btrfs/atomic_dirsync/no_root_sync",
+            blocks("atomic_dirsync", {"new": 7}, variant="no_root_sync"),
+            "blocks: planted",
+        ),
     ],
 )
 def test_a_record_that_breaks_a_promise_fails_its_gate(key: str, record: Record, gate: str) -> None:
@@ -284,14 +417,28 @@ def test_the_model_must_have_what_really_happened() -> None:
         "atomic_nodirsync": {"lost_ack"},
         "unsafe": {"lost_all", "new"},
     }
-    outcomes = {"atomic_dirsync": ("new", "empty_ok"), "atomic_nodirsync": ("lost_ack", "new"), "unsafe": ("lost_all", "new", "empty_ok")}
-    model = [Record(f"model/ours/{mode}", {"arm": "ours", "mode": mode}, {"outcomes": dict.fromkeys(has, 1)}, 0.1) for mode, has in outcomes.items()]
+    outcomes = {
+        "atomic_dirsync": ("new", "empty_ok"),
+        "atomic_nodirsync": ("lost_ack", "new"),
+        "unsafe": ("lost_all", "new", "empty_ok"),
+    }
+    model = [
+        Record(
+            f"model/ours/{mode}",
+            {"arm": "ours", "mode": mode},
+            {"outcomes": dict.fromkeys(has, 1)},
+            0.1,
+        )
+        for mode, has in outcomes.items()
+    ]
     assert [gate.passed for gate in power_loss.not_kinder(results_of([*model, *GOOD]))] == [True]
     (kinder,) = power_loss.not_kinder(results_of([model[0], model[2], *GOOD]))
     assert not kinder.passed and "atomic_nodirsync: lost_ack" in kinder.message
     (nothing,) = power_loss.not_kinder(results_of([*model, shutdown("torch.save", "new")]))
     assert not nothing.passed and nothing.message == "no real trial ran"
-    assert not list(power_loss.not_kinder(results_of(GOOD))) and not list(power_loss.not_kinder(results_of(model))), "one of them was not tried"
+    assert not list(power_loss.not_kinder(results_of(GOOD))) and not list(
+        power_loss.not_kinder(results_of(model))
+    ), "one of them was not tried"
 
 
 # ---- the plan, and what a machine cannot do
@@ -305,7 +452,10 @@ class FakeRig:
     """Every file system works here, but btrfs cannot be cut off and XFS not be made."""
 
     def probe(self, kind: str) -> dict[str, Any]:
-        return {"error": "no such file system" if kind == "xfs" else "", "refusal": 25 if kind == "btrfs" else None}
+        return {
+            "error": "no such file system" if kind == "xfs" else "",
+            "refusal": 25 if kind == "btrfs" else None,
+        }
 
     def close(self) -> None:
         """Nothing runs."""
@@ -317,16 +467,26 @@ def fake_rig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "lacking", lambda *names: "")
 
 
-def test_without_root_both_arms_are_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_both_arms_are_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prerequisites.os, "geteuid", lambda: 1000)
     study = arms(tmp_path)
     assert list(study.plan()) == [] and study.skips() == []
-    assert [study.missing(arm) for arm in ("shutdown", "blocks")] == ["needs root, this is uid 1000 (run it as root)"] * 2
+    assert [study.missing(arm) for arm in ("shutdown", "blocks")] == [
+        "needs root, this is uid 1000 (run it as root)"
+    ] * 2
 
 
 @pytest.mark.usefixtures("fake_rig")
-def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_arms, "lacking", lambda name: "not installed" if name == TORCH_CHECKPOINTING.name else "")
+def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        real_arms,
+        "lacking",
+        lambda name: "not installed" if name == TORCH_CHECKPOINTING.name else "",
+    )
     study = arms(tmp_path, real_trials=1)
     assert {(skip.arm, skip.reason) for skip in study.skips()} == {
         (f"shutdown: {TORCH_CHECKPOINTING.name}", "not installed"),
@@ -334,39 +494,64 @@ def test_what_cannot_be_mounted_or_cut_off_is_skipped_with_the_reason(tmp_path: 
         ("blocks/xfs", "no such file system"),
         ("shutdown/btrfs", "btrfs refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"),
     }
-    assert {(trial.facts["arm"], trial.facts["fs"]) for trial in study.plan()} == {("shutdown", "ext4"), ("blocks", "ext4"), ("blocks", "btrfs")}
+    assert {(trial.facts["arm"], trial.facts["fs"]) for trial in study.plan()} == {
+        ("shutdown", "ext4"),
+        ("blocks", "ext4"),
+        ("blocks", "btrfs"),
+    }
 
 
 @pytest.mark.usefixtures("fake_rig")
-def test_without_fuse_only_the_blocks_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "lacking", lambda *names: "no FUSE" if "/dev/fuse" in names else "")
+def test_without_fuse_only_the_blocks_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        prerequisites, "lacking", lambda *names: "no FUSE" if "/dev/fuse" in names else ""
+    )
     study = arms(tmp_path, real_trials=1)
     assert {trial.facts["arm"] for trial in study.plan()} == {"shutdown"}
     assert study.missing("blocks") == "no FUSE" and not study.missing("shutdown")
 
 
 @pytest.mark.usefixtures("fake_rig")
-def test_an_arm_that_no_file_system_can_serve_is_missing_with_every_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "lacking", lambda *names: "no mkfs.ext4" if "mkfs.ext4" in names else "")
+def test_an_arm_that_no_file_system_can_serve_is_missing_with_every_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        prerequisites, "lacking", lambda *names: "no mkfs.ext4" if "mkfs.ext4" in names else ""
+    )
     study = arms(tmp_path, real_trials=1)
     assert {trial.facts["arm"] for trial in study.plan()} == {"blocks"}
-    assert study.missing("shutdown") == "no mkfs.ext4; no such file system; btrfs refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"
-    assert not study.missing("blocks") and [skip.arm for skip in study.skips()] == ["blocks/ext4", "blocks/xfs"]
+    assert (
+        study.missing("shutdown")
+        == "no mkfs.ext4; no such file system; btrfs refuses FS_IOC_SHUTDOWN: ENOTTY (errno 25)"
+    )
+    assert not study.missing("blocks") and [skip.arm for skip in study.skips()] == [
+        "blocks/ext4",
+        "blocks/xfs",
+    ]
 
 
 @pytest.mark.usefixtures("fake_rig")
 def test_the_plan_has_its_trials_in_blocks_with_the_subjects_interleaved(tmp_path: Path) -> None:
-    plan = [trial for trial in arms(tmp_path, real_trials=10).plan() if trial.facts["arm"] == "shutdown"]
+    plan = [
+        trial for trial in arms(tmp_path, real_trials=10).plan() if trial.facts["arm"] == "shutdown"
+    ]
     assert len({trial.key for trial in plan}) == len(plan)
     ours = [
-        trial.facts["block"] for trial in plan if (trial.facts["subject"], trial.facts["layout"], trial.facts["variant"]) == ("unsafe", "group", "")
+        trial.facts["block"]
+        for trial in plan
+        if (trial.facts["subject"], trial.facts["layout"], trial.facts["variant"])
+        == ("unsafe", "group", "")
     ]
     assert ours == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     subjects = [trial.facts["subject"] for trial in plan]
     assert all(first != second for first, second in pairwise(subjects) if first == "unsafe")
 
 
-def test_the_working_directorys_own_file_system_is_never_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directorys_own_file_system_is_never_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fcntl, "ioctl", lambda *_: pytest.fail("it would have been cut off"))
     with pytest.raises(EcrlError, match="nothing is mounted"):
         cut_off(tmp_path, tmp_path)
@@ -377,8 +562,12 @@ def test_the_working_directorys_own_file_system_is_never_cut_off(tmp_path: Path,
 
 @pytest.fixture
 def rigged(tmp_path: Path) -> Iterator[RealArms]:
-    """A study whose rig works here; the test is skipped, with the reason, where the machine cannot."""
-    study = arms(tmp_path, real_trials=1, real_states=12, real_model_bytes=8192, real_optimizer_bytes=4096)
+    """A study whose rig works here; the test is skipped, with the reason, where the machine
+    cannot.
+    """
+    study = arms(
+        tmp_path, real_trials=1, real_states=12, real_model_bytes=8192, real_optimizer_bytes=4096
+    )
     keys = {trial.key for trial in study.plan()}
     if not {"shutdown/ext4/unsafe/group/0/0000", "blocks/ext4/unsafe/group"} <= keys:
         pytest.skip(next(filter(None, map(study.missing, ("shutdown", "blocks")))))
@@ -394,7 +583,17 @@ def run(study: RealArms, *keys: str) -> list[Record]:
 
 
 def test_a_real_shutdown_takes_what_is_not_durable_and_only_that(rigged: RealArms) -> None:
-    records = run(rigged, *(f"shutdown/ext4/{name}/0/0000" for name in ("unsafe/group", "atomic_dirsync/group", "atomic_dirsync/group/no_file_sync")))
+    records = run(
+        rigged,
+        *(
+            f"shutdown/ext4/{name}/0/0000"
+            for name in (
+                "unsafe/group",
+                "atomic_dirsync/group",
+                "atomic_dirsync/group/no_file_sync",
+            )
+        ),
+    )
     assert [record.found["outcome"] for record in records] == ["lost_all", "new", "lost_all"]
     assert all(record.found["cut"] and record.found["goes_on"] for record in records)
     assert failing(records) == set()
@@ -436,10 +635,16 @@ while True:
 def test_a_killed_study_leaves_no_mount_and_no_loop_device(tmp_path: Path) -> None:
     scratch = tmp_path / "killed"
     scratch.mkdir()
-    process = subprocess.Popen([sys.executable, "-c", STUDY, str(scratch)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUDY, str(scratch)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "again\n"]
-    rig = next(child for child in psutil.Process(process.pid).children() if "real_rig" in " ".join(child.cmdline()))
+    rig = next(
+        child
+        for child in psutil.Process(process.pid).children()
+        if "real_rig" in " ".join(child.cmdline())
+    )
     assert disks_of(rig.pid)
     process.kill()
     process.wait()
@@ -448,7 +653,9 @@ def test_a_killed_study_leaves_no_mount_and_no_loop_device(tmp_path: Path) -> No
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """True too where nobody has reaped it yet: it may have become a child of this very process, if a test made it a subreaper."""
+    """True too where nobody has reaped it yet: it may have become a child of this very process, if
+    a test made it a subreaper.
+    """
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

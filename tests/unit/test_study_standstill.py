@@ -1,4 +1,6 @@
-"""The studies of hangs and of signals: a few of their trials under the real supervisor, their plans, and gates that can fail."""
+"""The studies of hangs and of signals: a few of their trials under the real supervisor, their
+plans, and gates that can fail.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,15 @@ def trial_of(study: PreparedStudy, **facts: Any) -> Trial:
 
 
 @pytest.mark.parametrize(
-    "what", ["one rank skips a collective", "os._exit(0) early", "SIGSEGV", "a late writer wakes up", "a slow disk", "SIGKILL of the agent"]
+    "what",
+    [
+        "one rank skips a collective",
+        "os._exit(0) early",
+        "SIGSEGV",
+        "a late writer wakes up",
+        "a slow disk",
+        "SIGKILL of the agent",
+    ],
 )
 def test_what_stands_still_or_dies_ends_as_promised(hangs: PreparedStudy, what: str) -> None:
     found = hangs.run(trial_of(hangs, arm="case", what=what))
@@ -63,13 +73,16 @@ def test_what_stands_still_or_dies_ends_as_promised(hangs: PreparedStudy, what: 
 def test_the_detector_passes_its_stories_and_broken_ones_do_not(hangs: PreparedStudy) -> None:
     for story in ("slow", "suspended", "standing"):
         assert hangs.run(trial_of(hangs, arm="story", what=story))["good"]
-    quickest = min(range(40), key=lambda seed: random.Random(seed).uniform(0.0, 1.0))  # where steps are far shorter than the timeout
+    # where steps are far shorter than the timeout
+    quickest = min(range(40), key=lambda seed: random.Random(seed).uniform(0.0, 1.0))
     for seed in (3, quickest):
         for bug in detector_scenarios.DETECTOR_MUTANTS:
             assert bug.shown(random.Random(seed)), (bug.name, seed)
 
 
-def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "_SHARED", tmp_path)
     for name in ("ecrl-1", "sem.ecrl-2", "torch_3", "somebody-else"):
         (tmp_path / name).touch()
@@ -77,20 +90,34 @@ def test_what_is_left_in_shared_memory_is_found_by_whose_name_it_has(tmp_path: P
     assert limits.shared_memory() == {"ecrl-1", "sem.ecrl-2", "torch_3", "ecrl-folder"}
 
 
-def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_supervisor(tmp_path: Path) -> None:
+def test_how_late_a_hang_was_found_is_told_by_the_ranks_and_not_by_the_supervisor(
+    tmp_path: Path,
+) -> None:
     layout = RunLayout(tmp_path)
     for rank, last in ((0, 19), (1, 20)):
         layout.attempt(0).rank(rank).parent.mkdir(parents=True, exist_ok=True)
         with closing(Journal(layout.attempt(0).rank(rank))) as journal:
             for step in range(1, last + 1):
-                journal.append(RankLine(step, 0, step - 1, rank, 2, "", 0, 0.5, 0, 0.0, 100.0 + 0.01 * step, 0.0))
-    attempt = {"attempt": 0, "world_size": 2, "launched_at": 99.0, "ended_at": 104.2, "hang": {"phase": "backward", "waited_s": 1.0, "limit_s": 1.0}}
+                journal.append(
+                    RankLine(
+                        step, 0, step - 1, rank, 2, "", 0, 0.5, 0, 0.0, 100.0 + 0.01 * step, 0.0
+                    )
+                )
+    attempt = {
+        "attempt": 0,
+        "world_size": 2,
+        "launched_at": 99.0,
+        "ended_at": 104.2,
+        "hang": {"phase": "backward", "waited_s": 1.0, "limit_s": 1.0},
+    }
     assert _found_after(layout, attempt) == pytest.approx(4.0)
     with closing(Journal(layout.attempt(0).rank(1))) as journal:  # woken up for its stacks
         journal.append(RankLine(21, 0, 20, 1, 2, "", 0, 0.5, 0, 0.0, 104.1, 0.0))
     assert _found_after(layout, attempt) == pytest.approx(3.9)
     steps = [0.2 * n for n in range(10)]
-    assert _limit([1.0, 1.1], False) == 3.0 and _limit(steps, False) == pytest.approx(2.0), "ten times the longest step"
+    assert _limit([1.0, 1.1], False) == 3.0 and _limit(steps, False) == pytest.approx(2.0), (
+        "ten times the longest step"
+    )
     assert _limit(steps, True) == 3.0, "a save has as long as a start"
     assert _found_after(layout, attempt | {"hang": {"phase": "saving"}}) == pytest.approx(1.3)
 
@@ -102,20 +129,39 @@ def test_a_heartbeat_from_a_side_thread_hides_a_hang(hangs: PreparedStudy) -> No
 
 @pytest.mark.parametrize(
     ("word", "phase"),
-    [("SIGTERM", "first step"), ("SIGHUP", "saving"), ("SIGINT", "recovery"), ("a storm", "training"), ("SIGINT twice", "training")],
+    [
+        ("SIGTERM", "first step"),
+        ("SIGHUP", "saving"),
+        ("SIGINT", "recovery"),
+        ("a storm", "training"),
+        ("SIGINT twice", "training"),
+    ],
 )
-def test_a_stop_keeps_what_was_done_and_the_run_goes_on(signals: PreparedStudy, word: str, phase: str) -> None:
+def test_a_stop_keeps_what_was_done_and_the_run_goes_on(
+    signals: PreparedStudy, word: str, phase: str
+) -> None:
     found = signals.run(trial_of(signals, word=word, phase=phase))
     assert found["good"], found
 
 
 def test_planted_ranks_are_found(signals: PreparedStudy) -> None:
-    assert [signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_MUTANT, ALONE_MUTANT)] == [True, True]
-    assert signals.run(trial_of(signals, arm="control"))["good"], "and not because of their little grace"
+    assert [
+        signals.run(trial_of(signals, what=bug))["shown"] for bug in (DEAF_MUTANT, ALONE_MUTANT)
+    ] == [True, True]
+    assert signals.run(trial_of(signals, arm="control"))["good"], (
+        "and not because of their little grace"
+    )
 
 
 def test_a_checkpoint_was_acknowledged_before_the_next_step() -> None:
-    assert [acknowledged(done) for done in (0, 1, EVERY, EVERY + 1, 2 * EVERY, 2 * EVERY + 1)] == [0, 0, 0, EVERY, EVERY, 2 * EVERY]
+    assert [acknowledged(done) for done in (0, 1, EVERY, EVERY + 1, 2 * EVERY, 2 * EVERY + 1)] == [
+        0,
+        0,
+        0,
+        EVERY,
+        EVERY,
+        2 * EVERY,
+    ]
 
 
 def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
@@ -125,19 +171,36 @@ def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
     assert len(signals_study.STUDY.open(setting).plan()) == 2 * len(WORDS) * len(PHASES)
 
 
-CASE = {"outcomes": ["hung", "completed"], "found_after": 1.1, "left": 0, "good": True, "shared_memory": [], "overdue": False}
+CASE = {
+    "outcomes": ["hung", "completed"],
+    "found_after": 1.1,
+    "left": 0,
+    "good": True,
+    "shared_memory": [],
+    "overdue": False,
+}
 STOP = {"overdue": False, "graceful": True, "kept": True, "good": True, "code": 143, "seconds": 0.2}
 
 
 def gates(study: PreparedStudy, *records: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, bool]:
-    found = study.findings([Record(str(n), facts, told, 0.1) for n, (facts, told) in enumerate(records)])
-    assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
+    found = study.findings(
+        [Record(str(n), facts, told, 0.1) for n, (facts, told) in enumerate(records)]
+    )
+    assert all(
+        row.keys() == {column.key for column in table.columns}
+        for table in found.tables
+        for row in table.rows
+    )
     return {gate.name: gate.passed for gate in found.gates}
 
 
 def test_every_gate_of_hangs_can_fail(hangs: PreparedStudy) -> None:
     case, story, bug = ({"arm": arm, "what": "x"} for arm in ("case", "story", "planted"))
-    well = ((case, CASE), (story, {"good": True, "overdue": False}), (bug, {"shown": True, "overdue": False}))
+    well = (
+        (case, CASE),
+        (story, {"good": True, "overdue": False}),
+        (bug, {"shown": True, "overdue": False}),
+    )
     assert set(gates(hangs, *well).values()) == {True}
     for name, facts, told in (
         ("as_promised", case, CASE | {"good": False}),
@@ -148,11 +211,19 @@ def test_every_gate_of_hangs_can_fail(hangs: PreparedStudy) -> None:
         ("detector", story, {"good": False, "overdue": False}),
         ("planted", bug, {"shown": False, "overdue": False}),
     ):
-        assert [gate for gate, passed in gates(hangs, *well, (facts, told)).items() if not passed] == [name]
+        assert [
+            gate for gate, passed in gates(hangs, *well, (facts, told)).items() if not passed
+        ] == [name]
 
 
 def test_every_gate_of_signals_can_fail(signals: PreparedStudy) -> None:
-    case, bug = {"arm": "case", "word": "SIGTERM", "phase": "training"}, {"arm": "planted", "what": "x"}
+    case, bug = (
+        {"arm": "case", "word": "SIGTERM", "phase": "training"},
+        {
+            "arm": "planted",
+            "what": "x",
+        },
+    )
     control, missed = {"arm": "control"}, {"shown": False, "overdue": False}
     well = ((case, STOP), (control, STOP), (bug, {"shown": True, "overdue": False}))
     assert set(gates(signals, *well).values()) == {True}
@@ -163,4 +234,6 @@ def test_every_gate_of_signals_can_fail(signals: PreparedStudy) -> None:
         ("control", control, STOP | {"good": False}),
         ("planted", bug, missed),
     ):
-        assert [gate for gate, passed in gates(signals, *well, (facts, told)).items() if not passed] == [name]
+        assert [
+            gate for gate, passed in gates(signals, *well, (facts, told)).items() if not passed
+        ] == [name]

@@ -1,4 +1,6 @@
-"""Two writers, clocks and readers: what the study calls sound, what it must find, and the promises of the store that it rests on."""
+"""Two writers, clocks and readers: what the study calls sound, what it must find, and the promises
+of the store that it rests on.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,30 @@ def study_at(folder: Path, **changes: Any) -> Any:
 def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path) -> None:
     study = study_at(tmp_path)
     try:
-        plan = [trial for trial in study.plan() if trial.facts["arm"] not in ("remote", "reader") or trial.facts["at"] in (-1, 3)]
+        plan = [
+            trial
+            for trial in study.plan()
+            if trial.facts["arm"] not in ("remote", "reader") or trial.facts["at"] in (-1, 3)
+        ]
         records = [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
     finally:
         study.close()
     found = study.findings(records)
     assert [gate for gate in found.gates if not gate.passed] == []
-    assert {record.facts["arm"] for record in records} == {"race", "fence", "publish", "clock", "remote", "reader", "source"}
-    assert all(row.keys() == {column.key for column in table.columns} for table in found.tables for row in table.rows)
+    assert {record.facts["arm"] for record in records} == {
+        "race",
+        "fence",
+        "publish",
+        "clock",
+        "remote",
+        "reader",
+        "source",
+    }
+    assert all(
+        row.keys() == {column.key for column in table.columns}
+        for table in found.tables
+        for row in table.rows
+    )
     again = study_at(tmp_path)
     assert [trial.key for trial in again.plan()] == [trial.key for trial in study.plan()]
     again.close()
@@ -50,21 +68,34 @@ def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
     study = STUDY.open(StudyContext(StudyConfig(Writers()), tmp_path))
     arms = [trial.facts["arm"] for trial in study.plan()]
     study.close()
-    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (200, 100, len(mutants.WRITER_MUTANTS))
+    assert (arms.count("race"), arms.count("clock"), arms.count("planted")) == (
+        200,
+        100,
+        len(mutants.WRITER_MUTANTS),
+    )
     assert arms.count("fence") + arms.count("publish") >= 200 and arms.count("remote") >= 100
 
 
 @pytest.mark.parametrize("at", range(38, 42))
 @pytest.mark.parametrize("newer", ["same", "other"])
-def test_a_late_writer_removes_nothing_of_the_newer_one(history: History, tmp_path: Path, newer: str, at: int) -> None:
-    """Around the renames of the single file, and in place under unsafe: both deleted the newer writer's checkpoint once."""
+def test_a_late_writer_removes_nothing_of_the_newer_one(
+    history: History, tmp_path: Path, newer: str, at: int
+) -> None:
+    """Around the renames of the single file, and in place under unsafe: both deleted the newer
+    writer's checkpoint once.
+    """
     for mode, place in (("atomic_dirsync", at), ("unsafe", at - 16)):
         facts = {"arm": "fence", "mode": mode, "layout": "single", "newer": newer, "at": place}
         found = fencing.run(history, 1, tmp_path / "t", facts)
-        assert fencing.sound(found, facts) and not str(found["old"]).startswith("refused"), (facts, found)
+        assert fencing.sound(found, facts) and not str(found["old"]).startswith("refused"), (
+            facts,
+            found,
+        )
 
 
-def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a_conflict(history: History, tmp_path: Path) -> None:
+def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a_conflict(
+    history: History, tmp_path: Path
+) -> None:
     calls = fencing.calls_of(history, 1, tmp_path, "atomic_dirsync", "group")
     at = calls.index("rename")
     facts = {"arm": "publish", "mode": "atomic_dirsync", "layout": "group", "at": at}
@@ -74,22 +105,38 @@ def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a
     assert (other["old"], other["newer"], other["outcome"]) == ("conflict", "saved", "new")
 
 
-@pytest.mark.parametrize("bug", [bug for bug in mutants.WRITER_MUTANTS if bug.cell["arm"] == "reader"], ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(history: History, tmp_path: Path, bug: mutants.WriterMutant) -> None:
+@pytest.mark.parametrize(
+    "bug",
+    [bug for bug in mutants.WRITER_MUTANTS if bug.cell["arm"] == "reader"],
+    ids=lambda bug: bug.name,
+)
+def test_a_planted_bug_is_found(
+    history: History, tmp_path: Path, bug: mutants.WriterMutant
+) -> None:
     found = mutants.run(bug.name, history, 1, tmp_path / "t")
     assert 0 < found["shown"] <= found["tried"]
 
 
 @pytest.mark.parametrize(
     ("bug", "at"),
-    [("no look at the fence after the build", 40), ("no fence at all", 20), ("a rename that overwrites", 41), ("clearing up by name", 40)],
+    [
+        ("no look at the fence after the build", 40),
+        ("no fence at all", 20),
+        ("a rename that overwrites", 41),
+        ("clearing up by name", 40),
+    ],
 )
-def test_a_planted_bug_of_the_fence_is_found(history: History, tmp_path: Path, bug: str, at: int) -> None:
+def test_a_planted_bug_of_the_fence_is_found(
+    history: History, tmp_path: Path, bug: str, at: int
+) -> None:
     """The study sweeps over all calls of a save; here those around one of them."""
     wanted = next(one for one in mutants.WRITER_MUTANTS if one.name == bug)
     with wanted.around():
         facts = [wanted.cell | {"at": place} for place in range(at - 3, at + 3)]
-        assert not all(fencing.sound(fencing.run(history, 1, tmp_path / "t", one, wanted.kind), one) for one in facts)
+        assert not all(
+            fencing.sound(fencing.run(history, 1, tmp_path / "t", one, wanted.kind), one)
+            for one in facts
+        )
 
 
 def test_races_have_one_winner_whatever_a_predecessor_left(tmp_path: Path) -> None:
@@ -105,7 +152,10 @@ def test_races_have_one_winner_whatever_a_predecessor_left(tmp_path: Path) -> No
 def test_a_choice_by_mtime_is_found(tmp_path: Path) -> None:
     bug = next(one for one in mutants.WRITER_MUTANTS if one.name == "newest by mtime")
     honest = clocks.scenario(tmp_path / "honest", 1, "group", "", random.Random(1))
-    assert clocks.scenario(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store) != honest
+    assert (
+        clocks.scenario(tmp_path / "planted", 1, "group", "stuck", random.Random(1), bug.kind.store)
+        != honest
+    )
 
 
 def test_clocks_change_nothing(tmp_path: Path) -> None:
@@ -116,15 +166,21 @@ def test_clocks_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["absent", "stale"])
-def test_a_recovery_that_is_told_once_that_a_file_is_not_there_looks_again(history: History, tmp_path: Path, fault: str) -> None:
+def test_a_recovery_that_is_told_once_that_a_file_is_not_there_looks_again(
+    history: History, tmp_path: Path, fault: str
+) -> None:
     for at in (1, 2, 4, 7):
         facts = {"layout": "group", "phase": "recovery", "fault": fault, "at": at}
         assert flaky_nfs.sound(flaky_nfs.run(history, 1, tmp_path / "t", facts)), facts
 
 
-def test_a_reader_is_not_misled_by_a_writer_that_retires_what_it_has_listed(history: History, tmp_path: Path) -> None:
+def test_a_reader_is_not_misled_by_a_writer_that_retires_what_it_has_listed(
+    history: History, tmp_path: Path
+) -> None:
     for at in (1, 3, 5):
-        found = fencing.run_reader(history, 1, tmp_path / "t", {"layout": "group", "saves": 3, "at": at})
+        found = fencing.run_reader(
+            history, 1, tmp_path / "t", {"layout": "group", "saves": 3, "at": at}
+        )
         assert not found["misled"], (at, found)
 
 
@@ -144,7 +200,9 @@ def test_a_source_that_lets_a_clock_decide_is_seen(text: str) -> None:
 
 
 def test_a_source_that_records_a_time_is_not_accused() -> None:
-    assert not clocks.offences("document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()")
+    assert not clocks.offences(
+        "document = {'time': wall(), 'at': monotonic()}\nif step > 3:\n    save()"
+    )
 
 
 @pytest.mark.parametrize("module", clocks.DECIDES)
@@ -155,13 +213,21 @@ def test_every_module_that_decides_is_there_and_looks_at_no_clock(module: str) -
 
 
 def findings(records: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records))
+    return STUDY.conclude(
+        Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records)
+    )
 
 
 def good(arm: str) -> Record:
     met = {"old": "fenced", "newer": "saved", "zombie": False, "outcome": "new"}
     facts: dict[str, dict[str, Any]] = {
-        "race": {"winners": 1, "codes": [0, 8], "names_holder": True, "names_attempt": True, "freed": True},
+        "race": {
+            "winners": 1,
+            "codes": [0, 8],
+            "names_holder": True,
+            "names_attempt": True,
+            "freed": True,
+        },
         "fence": met,
         "publish": met | {"old": "conflict"},
         "clock": {"differs": []},
@@ -170,7 +236,15 @@ def good(arm: str) -> Record:
         "source": {"offences": []},
         "planted": {"shown": 3, "tried": 9},
     }
-    named = {"left": "nothing", "mode": "unsafe", "layout": "group", "newer": "other", "jump": "stuck", "fault": "stale", "saves": 1}
+    named = {
+        "left": "nothing",
+        "mode": "unsafe",
+        "layout": "group",
+        "newer": "other",
+        "jump": "stuck",
+        "fault": "stale",
+        "saves": 1,
+    }
     return Record(arm, {"arm": arm, "at": 0, "module": "x", "bug": "b", **named}, facts[arm], 0.0)
 
 
@@ -198,12 +272,19 @@ ARMS = ("race", "fence", "publish", "clock", "remote", "reader", "source", "plan
 @pytest.mark.parametrize(("gate", "arm", "change"), SPOILT, ids=lambda value: str(value)[:40])
 def test_each_gate_can_fail(gate: str, arm: str, change: dict[str, Any]) -> None:
     assert all(one.passed for one in findings([good(name) for name in ARMS]).gates)
-    records = [good(name) if name != arm else replace(good(name), found=good(name).found | change) for name in ARMS]
+    records = [
+        good(name) if name != arm else replace(good(name), found=good(name).found | change)
+        for name in ARMS
+    ]
     assert [one.name for one in findings(records).gates if not one.passed] == [gate]
 
 
 def test_an_arm_without_a_trial_does_not_pass() -> None:
     def failed(left_out: str) -> list[str]:
-        return [one.name for one in findings([good(name) for name in ARMS if name != left_out]).gates if not one.passed]
+        return [
+            one.name
+            for one in findings([good(name) for name in ARMS if name != left_out]).gates
+            if not one.passed
+        ]
 
     assert failed("race") == ["one_winner"] and failed("remote") == ["late_names"]

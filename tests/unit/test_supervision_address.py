@@ -18,5 +18,7 @@ for host in hosts:
 
 
 def test_the_zygotes_store_listens_on_the_loopback_only() -> None:
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True
+    )
     assert ended.stdout.strip() == "[('127.0.0.1', True)]"

@@ -12,10 +12,16 @@ from tests.unit.checkpoint_support import commit, store_at
 
 
 def ends(layout: RunLayout, attempt: int) -> list[tuple[str, int, str | None]]:
-    return [(e.event, e.global_step, e.commit_sha256) for e in lines(layout, attempt) if e.event in ("committed", "lost", "failed")]
+    return [
+        (e.event, e.global_step, e.commit_sha256)
+        for e in lines(layout, attempt)
+        if e.event in ("committed", "lost", "failed")
+    ]
 
 
-def test_the_next_writer_ends_what_the_dead_one_had_received_before_retention_can_remove_it(tmp_path: Path) -> None:
+def test_the_next_writer_ends_what_the_dead_one_had_received_before_retention_can_remove_it(
+    tmp_path: Path,
+) -> None:
     layout = RunLayout(tmp_path)
     store = store_at(layout.root)
     for attempt, steps in ((0, (10, 20)), (1, (30,))):

@@ -14,19 +14,30 @@ from ecrl_cli.supervision.watch import graceful_stop
 from ecrl_cli.supervision.watch.graceful_stop import GraceBudget, shortfall
 
 
-def log(layout: RunLayout, attempt: int, steps: list[float], saves: list[tuple[str, float]]) -> None:
+def log(
+    layout: RunLayout, attempt: int, steps: list[float], saves: list[tuple[str, float]]
+) -> None:
     """Steps that took so many seconds; lines about checkpoints at so many seconds."""
     layout.attempt(attempt).folder.mkdir(parents=True, exist_ok=True)
-    ranks, checkpoints = Journal(layout.attempt(attempt).rank(0)), Journal(layout.attempt(attempt).checkpoints)
+    ranks, checkpoints = (
+        Journal(layout.attempt(attempt).rank(0)),
+        Journal(layout.attempt(attempt).checkpoints),
+    )
     for step, seconds in enumerate(steps, 1):
         ranks.append(RankLine(step, 0, step - 1, 0, 2, "", 0, 0.5, attempt, seconds, 0.0, 0.0))
     for event, at in saves:
-        checkpoints.append(CheckpointLine(event, 10, attempt, at, 0.0, snapshot_s=0.2 if event == "submitted" else 0.0))
+        checkpoints.append(
+            CheckpointLine(
+                event, 10, attempt, at, 0.0, snapshot_s=0.2 if event == "submitted" else 0.0
+            )
+        )
     ranks.close()
     checkpoints.close()
 
 
-def test_a_grace_that_the_last_save_would_not_fit_into_is_said_once_with_its_numbers(tmp_path: Path) -> None:
+def test_a_grace_that_the_last_save_would_not_fit_into_is_said_once_with_its_numbers(
+    tmp_path: Path,
+) -> None:
     layout, said = RunLayout(tmp_path), list[str]()
     arithmetic = GraceBudget(layout, 5.0, said.append)
     arithmetic.check()
@@ -39,7 +50,10 @@ def test_a_grace_that_the_last_save_would_not_fit_into_is_said_once_with_its_num
     arithmetic.hear(Progress(20, "saving", 0.0))
     arithmetic.hear(Progress(30, "saving", 0.0))
     takes = "a step takes 0.5 s and a save 8.2 s"
-    assert said == [f"supervision.grace_s=5 is too short: {takes}, SIGTERM would lose the last checkpoint; raise it to 9"]
+    assert said == [
+        f"supervision.grace_s=5 is too short: {takes}, SIGTERM would lose the last checkpoint;"
+        " raise it to 9"
+    ]
 
 
 def test_a_resumed_run_knows_from_its_last_attempt_that_saved(tmp_path: Path) -> None:
@@ -52,7 +66,9 @@ def test_a_resumed_run_knows_from_its_last_attempt_that_saved(tmp_path: Path) ->
     assert len(said) == 1, "no grace is asked for"
 
 
-def test_what_cannot_be_read_and_what_was_long_ago_is_not_looked_at_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_and_what_was_long_ago_is_not_looked_at_while_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout, said, looked = RunLayout(tmp_path), list[str](), list[int]()
 
     def longest(layout: RunLayout, attempt: int) -> float:

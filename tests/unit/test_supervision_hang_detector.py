@@ -8,7 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ecrl_cli.records.heartbeat_table import Heartbeat
-from ecrl_cli.supervision.watch.hang_detector import HangDetector, HangDiagnosis, HangTimeouts, StragglerDetector
+from ecrl_cli.supervision.watch.hang_detector import (
+    HangDetector,
+    HangDiagnosis,
+    HangTimeouts,
+    StragglerDetector,
+)
 
 LIMITS = HangTimeouts(start_s=60.0, timeout_s=2.0, factor=10.0)
 TICK = LIMITS.check_every_s
@@ -169,14 +174,62 @@ def at(step: int, phase: str) -> Heartbeat:
 
 
 BLAME: list[tuple[tuple[Heartbeat, ...], dict[int, str], str, tuple[int, ...], str]] = [
-    ((at(9, "backward"), at(9, "backward")), {0: "S", 1: "T"}, "S", (1,), "rank 1 is stopped in backward of step 9"),
-    ((at(9, "forward"), at(9, "forward")), {0: "T", 1: "T"}, "S", (0, 1), "ranks 0, 1 are stopped in forward of step 9"),
-    ((at(9, "backward"), at(9, "update")), {0: "S", 1: ""}, "S", (1,), "rank 1 is gone, without an error, in update of step 9"),
-    ((at(9, "saving"), at(9, "saving")), {0: "D", 1: "S"}, "S", (0,), "rank 0 is stuck in the kernel (state D) in saving of step 9"),
-    ((at(9, "backward"), at(9, "forward")), {0: "S", 1: "R"}, "S", (1,), "rank 1 is in forward of step 9, the others wait in backward of step 9"),
-    ((at(9, "backward"), at(8, "logging")), {0: "S", 1: "S"}, "S", (1,), "rank 1 is in logging of step 8"),
-    ((at(0, "rendezvous"), NOWHERE), {0: "S"}, "S", (1,), "rank 1 is in the start, the others wait in rendezvous"),
-    ((at(9, "backward"),) * 2, {0: "S", 1: "S"}, "S", (), "all 2 ranks are in backward of step 9: the network between them, or a deadlock"),
+    (
+        (at(9, "backward"), at(9, "backward")),
+        {0: "S", 1: "T"},
+        "S",
+        (1,),
+        "rank 1 is stopped in backward of step 9",
+    ),
+    (
+        (at(9, "forward"), at(9, "forward")),
+        {0: "T", 1: "T"},
+        "S",
+        (0, 1),
+        "ranks 0, 1 are stopped in forward of step 9",
+    ),
+    (
+        (at(9, "backward"), at(9, "update")),
+        {0: "S", 1: ""},
+        "S",
+        (1,),
+        "rank 1 is gone, without an error, in update of step 9",
+    ),
+    (
+        (at(9, "saving"), at(9, "saving")),
+        {0: "D", 1: "S"},
+        "S",
+        (0,),
+        "rank 0 is stuck in the kernel (state D) in saving of step 9",
+    ),
+    (
+        (at(9, "backward"), at(9, "forward")),
+        {0: "S", 1: "R"},
+        "S",
+        (1,),
+        "rank 1 is in forward of step 9, the others wait in backward of step 9",
+    ),
+    (
+        (at(9, "backward"), at(8, "logging")),
+        {0: "S", 1: "S"},
+        "S",
+        (1,),
+        "rank 1 is in logging of step 8",
+    ),
+    (
+        (at(0, "rendezvous"), NOWHERE),
+        {0: "S"},
+        "S",
+        (1,),
+        "rank 1 is in the start, the others wait in rendezvous",
+    ),
+    (
+        (at(9, "backward"),) * 2,
+        {0: "S", 1: "S"},
+        "S",
+        (),
+        "all 2 ranks are in backward of step 9: the network between them, or a deadlock",
+    ),
     ((at(0, "rendezvous"),) * 2, {0: "S", 1: "S"}, "T", (), "the launcher's process is stopped"),
     ((at(9, "forward"),), {0: "R"}, "S", (), "the only rank is in forward of step 9"),
 ]
@@ -193,7 +246,15 @@ def test_who_is_to_blame() -> None:
 
 
 def seen(watch: StragglerDetector, step: int, *own_s: float) -> list[int]:
-    return [one.rank for one in watch.check({rank: Heartbeat(step, "update", 0.0, seconds, step) for rank, seconds in enumerate(own_s)})]
+    return [
+        one.rank
+        for one in watch.check(
+            {
+                rank: Heartbeat(step, "update", 0.0, seconds, step)
+                for rank, seconds in enumerate(own_s)
+            }
+        )
+    ]
 
 
 def test_a_straggler_is_named_once_after_several_slow_steps() -> None:
@@ -213,7 +274,8 @@ def test_a_little_slower_is_no_straggler() -> None:
 def test_a_hiccup_now_and_then_is_no_straggler() -> None:
     watch = StragglerDetector(0)
     for step in range(1, 60):
-        assert not seen(watch, step, 0.01, 0.5 if step % 5 else 0.01)  # four in a row are not enough
+        # four in a row are not enough
+        assert not seen(watch, step, 0.01, 0.5 if step % 5 else 0.01)
 
 
 def test_one_look_at_a_step_is_one_observation() -> None:

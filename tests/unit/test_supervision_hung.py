@@ -1,4 +1,6 @@
-"""Attempts that stand still, with ranks that play a part: found, named, their stacks kept, ended, followed by the next one; and a stop with grace."""
+"""Attempts that stand still, with ranks that play a part: found, named, their stacks kept, ended,
+followed by the next one; and a stop with grace.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from tests.unit.test_supervision_supervisor import CONFIG as WITHOUT_SAVES
 from tests.unit.test_supervision_supervisor import DONE, prepared, recorded
 
 LIMIT_S = 1.0
-QUICK = SupervisionConfig(launcher="zygote", max_restarts=5, hang_timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
+QUICK = SupervisionConfig(
+    launcher="zygote", max_restarts=5, hang_timeout_s=LIMIT_S, start_timeout_s=LIMIT_S
+)
 CONFIG = replace(WITHOUT_SAVES, failure=FailureConfig(), supervision=QUICK)
 SAVING = replace(CONFIG, checkpoint=CheckpointConfig(strategy="blocking"))
 
@@ -58,11 +62,18 @@ class Notes(SilentUI):
 
 
 def steps_of(layout: RunLayout, rank: int, attempt: int = 0) -> list[int]:
-    return [line.global_step for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events]
+    return [
+        line.global_step
+        for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events
+    ]
 
 
-def test_a_rank_that_stands_still_is_named_with_all_stacks_and_the_job_goes_on(launcher: StandinLauncher, tmp_path: Path) -> None:
-    """Stopped; asleep with Python's lock in its hand; busy with nothing. What they wait for tells of the others too."""
+def test_a_rank_that_stands_still_is_named_with_all_stacks_and_the_job_goes_on(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    """Stopped; asleep with Python's lock in its hand; busy with nothing. What they wait for tells
+    of the others too.
+    """
     layout = prepared(
         tmp_path,
         {0: "5:wait", 1: "5:freeze"},
@@ -76,9 +87,18 @@ def test_a_rank_that_stands_still_is_named_with_all_stacks_and_the_job_goes_on(l
     assert (record.terminal_status, record.restarts) == ("completed", 4)
     blamed = [(1,), (0,), (1,), (0, 1)]
     for attempt, ranks in zip(record.attempts, blamed, strict=False):
-        assert (attempt.outcome, attempt.exit_code, attempt.signal, attempt.rank) == ("hung", None, None, None)
+        assert (attempt.outcome, attempt.exit_code, attempt.signal, attempt.rank) == (
+            "hung",
+            None,
+            None,
+            None,
+        )
         assert attempt.hang is not None
-        assert (attempt.hang.ranks, attempt.hang.global_step, attempt.hang.phase) == (ranks, 6 + attempt.attempt, "forward")
+        assert (attempt.hang.ranks, attempt.hang.global_step, attempt.hang.phase) == (
+            ranks,
+            6 + attempt.attempt,
+            "forward",
+        )
         assert LIMIT_S <= attempt.hang.waited_s < 3 * LIMIT_S, attempt.hang
         for rank in (0, 1):
             told = layout.attempt(attempt.attempt).stacks(rank).read_text()
@@ -90,16 +110,28 @@ def test_a_rank_that_stands_still_is_named_with_all_stacks_and_the_job_goes_on(l
     ]
 
 
-def test_hangs_that_gain_nothing_end_the_run_as_hung(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_hangs_that_gain_nothing_end_the_run_as_hung(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "5:wait", 1: "5:freeze"}, config=CONFIG)
-    with pytest.raises(Hung, match=r"restart storm.*hung: rank 1 is stopped in forward of step 6") as hung:
+    with pytest.raises(
+        Hung, match=r"restart storm.*hung: rank 1 is stopped in forward of step 6"
+    ) as hung:
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert hung.value.exit_code == 6
     assert [a.outcome for a in recorded(layout).attempts] == ["hung"] * 3
 
 
-def test_where_not_all_of_them_hung_it_is_no_progress(launcher: StandinLauncher, tmp_path: Path) -> None:
-    layout = prepared(tmp_path, {0: "5:wait", 1: "5:kill"}, {0: "5:wait", 1: "5:freeze"}, {0: "5:wait", 1: "kill"}, config=CONFIG)
+def test_where_not_all_of_them_hung_it_is_no_progress(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    layout = prepared(
+        tmp_path,
+        {0: "5:wait", 1: "5:kill"},
+        {0: "5:wait", 1: "5:freeze"},
+        {0: "5:wait", 1: "kill"},
+        config=CONFIG,
+    )
     with pytest.raises(NoProgress) as ended:
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert ended.value.exit_code == 7
@@ -118,18 +150,30 @@ class StopAtFirstProgress(Notes):
         self.numbers = ()
 
 
-def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLauncher, tmp_path: Path) -> None:
-    twice = (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)  # one request, as a terminal and a wrapper may bring it
-    for case, (numbers, code) in enumerate([((signal.SIGTERM,), 143), ((signal.SIGINT,), 130), ((signal.SIGHUP,), 143), (twice, 143)]):
+def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    # one request, as a terminal and a wrapper may bring it
+    twice = (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
+    for case, (numbers, code) in enumerate(
+        [((signal.SIGTERM,), 143), ((signal.SIGINT,), 130), ((signal.SIGHUP,), 143), (twice, 143)]
+    ):
         (tmp_path / str(case)).mkdir()
-        layout, ui = prepared(tmp_path / str(case), {0: "7:obey stop", 1: "7:obey stop"}, config=SAVING), StopAtFirstProgress(*numbers)
+        layout, ui = (
+            prepared(tmp_path / str(case), {0: "7:obey stop", 1: "7:obey stop"}, config=SAVING),
+            StopAtFirstProgress(*numbers),
+        )
         with pytest.raises(Stopped) as stopped:
             supervise(SAVING, layout, ui, launcher)
         assert [note for note in ui.notes if "a last checkpoint is made" in note] == ui.notes[:1]
         assert stopped.value.exit_code == code
         (attempt,) = recorded(layout).attempts
         assert (attempt.outcome, attempt.exit_code, attempt.signal) == ("stopped", None, None)
-        assert steps_of(layout, 0) == steps_of(layout, 1) == list(range(1, (attempt.last_step or 0) + 1))
+        assert (
+            steps_of(layout, 0)
+            == steps_of(layout, 1)
+            == list(range(1, (attempt.last_step or 0) + 1))
+        )
         assert (attempt.last_step or 0) > 7
 
 
@@ -141,8 +185,13 @@ def test_a_stop_is_heard_by_all_ranks_behind_the_same_step(launcher: StandinLaun
         ("wait", 3600.0),  # at once, because nothing was done that could be saved
     ],
 )
-def test_a_stop_that_nobody_obeys_is_still_one(launcher: StandinLauncher, tmp_path: Path, script: str, grace_s: float) -> None:
-    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=grace_s))
+def test_a_stop_that_nobody_obeys_is_still_one(
+    launcher: StandinLauncher, tmp_path: Path, script: str, grace_s: float
+) -> None:
+    config = replace(
+        SAVING,
+        supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=grace_s),
+    )
     layout = prepared(tmp_path, {0: script}, config=config)
     with pytest.raises(Stopped) as stopped:
         supervise(config, layout, StopAtFirstProgress(signal.SIGTERM), launcher)
@@ -158,11 +207,21 @@ class AskAgain(StopAtFirstProgress):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_stop_ends_a_graceful_stop_that_hangs(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that never come to the step that they were to stop after; neither the grace nor the hang's limit would end them."""
+def test_a_second_stop_ends_a_graceful_stop_that_hangs(
+    launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that never come to the step that they were to stop after; neither the grace nor the
+    hang's limit would end them.
+    """
     monkeypatch.setattr(stop_signals, "ECHO_S", 1e-9)
-    config = replace(SAVING, supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0))
-    layout, ui = prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config), AskAgain(signal.SIGTERM)
+    config = replace(
+        SAVING,
+        supervision=replace(QUICK, hang_timeout_s=3600.0, start_timeout_s=3600.0, grace_s=3600.0),
+    )
+    layout, ui = (
+        prepared(tmp_path, {0: "7:wait", 1: "7:freeze"}, config=config),
+        AskAgain(signal.SIGTERM),
+    )
     with pytest.raises(Stopped) as stopped:
         supervise(config, layout, ui, launcher)
     assert len(ui.notes) == 1 and "asked again, the run ends at once" in ui.notes[0]
@@ -185,7 +244,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(again: int, now: list[float]) -> None:
+def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop(
+    again: int, now: list[float]
+) -> None:
     said = list[str]()
     with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
         board.write(0, 7, "forward")
@@ -203,23 +264,29 @@ def test_only_what_comes_later_and_from_no_terminal_that_closes_is_a_second_stop
         assert graceful_stop.over(160.0)
 
 
-def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(now: list[float]) -> None:
+def test_ranks_that_have_not_begun_are_waited_for_where_they_carry_what_is_nowhere_else(
+    now: list[float],
+) -> None:
     with closing(HeartbeatTable.create(1)) as board, StopSignals() as stop:
         asked(stop, signal.SIGTERM)
         assert GracefulStop(stop, board, 60.0).over(100.0) and not board.stop_asked
         assert not GracefulStop(stop, board, 60.0, carried=True).over(100.0) and board.stop_asked
         assert GracefulStop(stop, board, 0.0, carried=True).over(100.0), "there is no time for it"
-        assert not GracefulStop(stop, board, 60.0, carried=True).over(159.0) and GracefulStop(stop, board, 60.0, carried=True).over(160.0), (
-            "one grace for all"
-        )
+        assert not GracefulStop(stop, board, 60.0, carried=True).over(159.0) and GracefulStop(
+            stop, board, 60.0, carried=True
+        ).over(160.0), "one grace for all"
 
 
-def test_asked_twice_at_once_those_who_carry_what_is_nowhere_else_go_on_and_no_others(now: list[float]) -> None:
+def test_asked_twice_at_once_those_who_carry_what_is_nowhere_else_go_on_and_no_others(
+    now: list[float],
+) -> None:
     mute = replace(SAVING, supervision=replace(QUICK, grace_s=0.0))
     with StopSignals() as stop:
         assert not must_not_launch(stop, SAVING, carried=False)
         asked(stop, signal.SIGTERM, signal.SIGTERM)
-        assert [must_not_launch(stop, config, carried=True) for config in (SAVING, CONFIG, mute)] == [False, True, True]
+        assert [
+            must_not_launch(stop, config, carried=True) for config in (SAVING, CONFIG, mute)
+        ] == [False, True, True]
         assert must_not_launch(stop, SAVING, carried=False)
         now[0] = 101.0
         asked(stop, signal.SIGTERM)
@@ -262,9 +329,26 @@ def sidecar() -> Iterator[FakeSidecar]:
 class Watched:
     """A watchdog over ranks that step once a second of a fake clock."""
 
-    def __init__(self, board: HeartbeatTable, layout: RunLayout, sidecar: FakeSidecar, supervision: SupervisionConfig = QUICK) -> None:
-        self.board, self.said, self.now, self.step = board, [], 0.0, 0  # type: tuple[HeartbeatTable, list[str], float, int]
-        post = WatchdogContext(board, supervision, AttemptSpec(0, 2, 0, None, 0, ()), layout.attempt(0), tell=self.said.append)
+    def __init__(
+        self,
+        board: HeartbeatTable,
+        layout: RunLayout,
+        sidecar: FakeSidecar,
+        supervision: SupervisionConfig = QUICK,
+    ) -> None:
+        self.board, self.said, self.now, self.step = (
+            board,
+            [],
+            0.0,
+            0,
+        )  # type: tuple[HeartbeatTable, list[str], float, int]
+        post = WatchdogContext(
+            board,
+            supervision,
+            AttemptSpec(0, 2, 0, None, 0, ()),
+            layout.attempt(0),
+            tell=self.said.append,
+        )
         self.watchdog = AttemptWatchdog(post, sidecar, 0.0)
         self.limit_s = 10.0  # ten times a step
 
@@ -282,7 +366,9 @@ class Watched:
         return False
 
 
-def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(sidecar: FakeSidecar, tmp_path: Path) -> None:
+def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(
+    sidecar: FakeSidecar, tmp_path: Path
+) -> None:
     with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), sidecar)
         assert not watched.passes(30.0)
@@ -297,13 +383,20 @@ def test_a_writer_that_stands_still_is_replaced_and_the_ranks_go_on(sidecar: Fak
         assert sidecar.given_up == 2
         assert watched.said == [
             "the background writer is stopped: it is replaced, what it holds is lost",
-            "the background writer does not come on with its save: it is replaced, what it holds is lost",
+            (
+                "the background writer does not come on with its save: it is replaced, what it"
+                " holds is lost"
+            ),
         ]
 
 
-def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(sidecar: FakeSidecar, tmp_path: Path) -> None:
+def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(
+    sidecar: FakeSidecar, tmp_path: Path
+) -> None:
     with closing(HeartbeatTable.create(2)) as board, closing(FakeSidecar()) as rank:
-        watched = Watched(board, RunLayout(tmp_path), sidecar, replace(QUICK, start_timeout_s=300.0))
+        watched = Watched(
+            board, RunLayout(tmp_path), sidecar, replace(QUICK, start_timeout_s=300.0)
+        )
         watched.watchdog.add_rank(Hello(0, rank.process.pid, 0, 0.0))
         watched.passes(20.0)
         board.write(board.writer, 0, "saving")  # one call that takes its time
@@ -323,7 +416,9 @@ def test_a_save_may_take_as_long_as_a_start_unless_whoever_makes_it_is_stopped(s
         watched.watchdog.close()
 
 
-def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(sidecar: FakeSidecar, tmp_path: Path) -> None:
+def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(
+    sidecar: FakeSidecar, tmp_path: Path
+) -> None:
     with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), sidecar)
         watched.passes(20.0)
@@ -333,14 +428,20 @@ def test_ranks_that_wait_for_a_stopped_writer_do_not_hang(sidecar: FakeSidecar, 
         os.waitid(os.P_PID, sidecar.process.pid, os.WSTOPPED)
         assert not watched.passes(1.5 * watched.limit_s, stepping=False)
         assert sidecar.given_up == 1
-        assert watched.passes(3 * watched.limit_s, stepping=False), "with a writer that lives they would"
+        assert watched.passes(3 * watched.limit_s, stepping=False), (
+            "with a writer that lives they would"
+        )
 
 
-def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(sidecar: FakeSidecar, tmp_path: Path) -> None:
+def test_a_straggler_is_told_of_in_one_line_and_kept_on_record(
+    sidecar: FakeSidecar, tmp_path: Path
+) -> None:
     with closing(HeartbeatTable.create(2)) as board:
         watched = Watched(board, RunLayout(tmp_path), sidecar)
         assert not watched.passes(20.0, slow=1)
         (one,) = watched.watchdog.stragglers
         assert (one.rank, one.own_s, one.others_s) == (1, 0.5, 0.01)
         assert len(watched.said) == 1
-        assert watched.said[0].startswith("rank 1 holds the others up: 500 ms of its own per step, they 10 ms")
+        assert watched.said[0].startswith(
+            "rank 1 holds the others up: 500 ms of its own per step, they 10 ms"
+        )

@@ -14,7 +14,8 @@ from ecrl_cli.linux import processes
 from ecrl_cli.supervision.launch.launcher import RankTable
 from tests.conftest import comes_true
 
-# The thread that began the process has gone, another is in a system call: on its way out, and not over.
+# The thread that began the process has gone, another is in a system call: on its way out, and not
+# over.
 _HALF_GONE = """
 import ctypes, os, platform, threading
 threading.Thread(target=os.read, args=(0, 1)).start()
@@ -22,7 +23,9 @@ ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)
 """
 
 
-def test_a_rank_on_its_way_out_is_noticed_with_the_peer_that_ended_because_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_on_its_way_out_is_noticed_with_the_peer_that_ended_because_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     peer = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
     dying = subprocess.Popen([sys.executable, "-c", _HALF_GONE], stdin=subprocess.PIPE)
     try:

@@ -12,7 +12,11 @@ from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, describe, pl
 
 
 def config(recovery: str, batch: int = 60) -> RunConfig:
-    return RunConfig(global_batch=batch, recovery=RecoveryConfig(recovery), supervision=SupervisionConfig(launcher="zygote"))
+    return RunConfig(
+        global_batch=batch,
+        recovery=RecoveryConfig(recovery),
+        supervision=SupervisionConfig(launcher="zygote"),
+    )
 
 
 def left(*ranks: int, step: int = 40) -> dict[int, int]:
@@ -34,9 +38,16 @@ def left(*ranks: int, step: int = 40) -> dict[int, int]:
     ],
 )
 def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
-    recovery: str, survivors: tuple[int, ...], spares: int, origins: tuple[int, ...], joined: tuple[int, ...], memory: str
+    recovery: str,
+    survivors: tuple[int, ...],
+    spares: int,
+    origins: tuple[int, ...],
+    joined: tuple[int, ...],
+    memory: str,
 ) -> None:
-    assert plan_regroup(config(recovery), 4, left(*survivors), spares) == RegroupPlan(40, memory, origins, joined)
+    assert plan_regroup(config(recovery), 4, left(*survivors), spares) == RegroupPlan(
+        40, memory, origins, joined
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,16 +56,27 @@ def test_survivors_keep_their_order_and_spares_take_the_places_of_the_dead(
         ("lossy_forward", {}, 3, 60, "nobody outlived it"),
         ("lossy_forward", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
         ("skip", left(0, 1, 2), 0, 64, "3 ranks cannot share global_batch 64 equally"),
-        ("lossy_forward", {0: 40, 1: 41}, 0, 60, "the survivors left after different steps (rank 0: 40, rank 1: 41)"),
+        (
+            "lossy_forward",
+            {0: 40, 1: 41},
+            0,
+            60,
+            "the survivors left after different steps (rank 0: 40, rank 1: 41)",
+        ),
         ("immediate_rollback", left(0, 1), 1, 60, "2 died and 1 spare stood by"),
         ("checkpoint_restart", left(0, 1, 2), 0, 60, "1 died and 0 spares stood by"),
     ],
 )
-def test_where_nobody_can_go_on_it_is_said_why(recovery: str, survivors: dict[int, int], spares: int, batch: int, because: str) -> None:
+def test_where_nobody_can_go_on_it_is_said_why(
+    recovery: str, survivors: dict[int, int], spares: int, batch: int, because: str
+) -> None:
     going = plan_regroup(config(recovery, batch), 4, survivors, spares)
     assert not going
     assert going.because == because
-    assert describe("rank 3 was killed by signal 9", 4, going) == f"rank 3 was killed by signal 9; all begin anew: {because}"
+    assert (
+        describe("rank 3 was killed by signal 9", 4, going)
+        == f"rank 3 was killed by signal 9; all begin anew: {because}"
+    )
 
 
 def test_fixed_replicas_are_shared_by_any_number_of_survivors() -> None:
@@ -65,9 +87,18 @@ def test_fixed_replicas_are_shared_by_any_number_of_survivors() -> None:
 
 def test_what_happened_is_said_in_short() -> None:
     death = "rank 3 was killed by signal 9"
-    assert describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2))) == f"{death}; 3 of 4 ranks go on"
-    assert describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2, 3), (3,))) == f"{death}; 4 of 4 ranks go on, 1 spare among them"
-    assert describe(death, 4, RegroupPlan(40, "", (0, 1, 2, 3), (3,))) == f"{death}; 3 of 4 ranks and 1 spare go back to a checkpoint"
+    assert (
+        describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2)))
+        == f"{death}; 3 of 4 ranks go on"
+    )
+    assert (
+        describe(death, 4, RegroupPlan(40, "survivors", (0, 1, 2, 3), (3,)))
+        == f"{death}; 4 of 4 ranks go on, 1 spare among them"
+    )
+    assert (
+        describe(death, 4, RegroupPlan(40, "", (0, 1, 2, 3), (3,)))
+        == f"{death}; 3 of 4 ranks and 1 spare go back to a checkpoint"
+    )
     assert describe(death, 4, RegroupPlan()) == death
 
 
@@ -82,6 +113,9 @@ def test_what_happened_is_said_in_short() -> None:
     ],
 )
 def test_an_attempt_reaches_as_far_as_those_who_outlived_it(
-    logged: tuple[int | None, int | None], step: int, memory: str, steps: tuple[int | None, int | None]
+    logged: tuple[int | None, int | None],
+    step: int,
+    memory: str,
+    steps: tuple[int | None, int | None],
 ) -> None:
     assert steps_of(Attempt(0, 4), logged, RegroupPlan(step, memory, (0, 1))) == steps

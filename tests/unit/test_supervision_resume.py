@@ -48,7 +48,9 @@ def store(layout: RunLayout) -> CheckpointStore:
     return made
 
 
-def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(layout: RunLayout, store: CheckpointStore) -> None:
+def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     shutil.rmtree(layout.checkpoints / "step_00000020")
     choice = choose(layout, store, (TEN,))
     assert choice.report is not None and choice.report.global_step == 10
@@ -57,7 +59,9 @@ def test_an_acknowledged_checkpoint_that_is_gone_is_refused_once(layout: RunLayo
     assert choose(layout, store, (TEN, Attempt(1, 2, rejected=choice.rejected))).rejected == ()
 
 
-def test_a_checkpoint_is_read_once_and_refused_all_the_same(layout: RunLayout, store: CheckpointStore) -> None:
+def test_a_checkpoint_is_read_once_and_refused_all_the_same(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     """All ranks wait for it."""
     model, read = layout.checkpoints / "step_00000020" / MODEL, []
     for session in (TEN.session, TEN.session + 1):
@@ -68,11 +72,17 @@ def test_a_checkpoint_is_read_once_and_refused_all_the_same(layout: RunLayout, s
     flip(model, model.stat().st_size - 1)
     choice = choose(layout, store, (TEN,), session=TEN.session)
     assert choice.report is not None and choice.report.global_step == 10
-    assert [(each.path, each.layer) for each in choice.rejected] == [("checkpoints/step_00000020", "hash")]
+    assert [(each.path, each.layer) for each in choice.rejected] == [
+        ("checkpoints/step_00000020", "hash")
+    ]
 
 
-def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the others leave; not where something has been written since, or another one is the newest."""
+def test_a_look_that_was_begun_is_taken_for_what_it_was_of(
+    layout: RunLayout, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the others leave; not where something has been written since, or another one is the
+    newest.
+    """
     part, looked = layout.checkpoints / "step_00000020" / MODEL, threading.Event()
 
     def look(*given: Any, once: bool) -> IntegrityReport:
@@ -97,10 +107,16 @@ def test_a_look_that_was_begun_is_taken_for_what_it_was_of(layout: RunLayout, st
         ahead.begin()
         shutil.rmtree(part.parent)
         found = choose(layout, store, (TEN,), session=TEN.session, ahead=ahead)
-        assert found.report is not None and found.report.global_step == 10 and found.rejected == (TWENTY,)
+        assert (
+            found.report is not None
+            and found.report.global_step == 10
+            and found.rejected == (TWENTY,)
+        )
 
 
-def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(layout: RunLayout, store: CheckpointStore) -> None:
+def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     """The background writer has ended one since."""
     with closing(CheckpointPrevalidator(store)) as ahead:
         ahead.begin()
@@ -111,8 +127,12 @@ def test_a_look_that_was_begun_is_not_taken_for_another_checkpoints(layout: RunL
         assert report is not None and report.global_step == 30
 
 
-def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layout: RunLayout, store: CheckpointStore, tmp_path: Path) -> None:
-    """Whole and consistent, so that the integrity check alone cannot tell: the records outside the folder can."""
+def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(
+    layout: RunLayout, store: CheckpointStore, tmp_path: Path
+) -> None:
+    """Whole and consistent, so that the integrity check alone cannot tell: the records outside the
+    folder can.
+    """
     (tmp_path / "other").mkdir()
     other = store_at(tmp_path / "other")
     forged = other.save(synthetic_image(99, 20, synthetic_plan(4096, 4096), run_id=RUN_ID), 0)
@@ -124,7 +144,9 @@ def test_another_checkpoint_in_the_place_of_the_acknowledged_one_is_refused(layo
         ("checkpoints/step_00000020", "commit", "is not the checkpoint that was acknowledged")
     ]
     events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
-    assert [line.commit_sha256 for line in events if line.global_step == 20] != [forged.commit_sha256], "the forged one was acknowledged"
+    assert [line.commit_sha256 for line in events if line.global_step == 20] != [
+        forged.commit_sha256
+    ], "the forged one was acknowledged"
     assert all(line.commit_sha256 != forged.commit_sha256 for line in events)
 
 
@@ -142,27 +164,43 @@ def test_an_attempt_has_the_size_of_where_it_resumes_and_ends_at_the_next_change
     assert decode(AttemptSpec, read_json(layout.attempt(1).launch)) == made
 
 
-def test_who_sits_where_and_who_did_not_answer_is_on_record(layout: RunLayout, store: CheckpointStore) -> None:
+def test_who_sits_where_and_who_did_not_answer_is_on_record(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     layout.failures.write_text("[]")
     config = RunConfig(world_size=4, supervision=SupervisionConfig(nodes=2, on_node_loss="shrink"))
-    made = order(layout, config, (TEN,), choose(layout, store, (TEN,)), NodePlacement(("a",), 2, ("b",)))
+    made = order(
+        layout, config, (TEN,), choose(layout, store, (TEN,)), NodePlacement(("a",), 2, ("b",))
+    )
     assert (made.world_size, made.nodes, made.silent) == (2, ("a",), ("b",))
     assert decode(AttemptSpec, read_json(layout.attempt(1).launch)) == made
 
 
-def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(layout: RunLayout, store: CheckpointStore) -> None:
+def test_a_run_whose_checkpoints_are_all_gone_does_not_begin_anew(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     for step in (10, 20):
         shutil.rmtree(layout.checkpoints / f"step_{step:08d}")
     with pytest.raises(NoValidCheckpoint, match=r"step_00000020 \(file: is gone\)"):
         choose(layout, store, (TEN,))
 
 
-def test_what_is_resumed_from_is_on_record_as_committed(layout: RunLayout, store: CheckpointStore) -> None:
+def test_what_is_resumed_from_is_on_record_as_committed(
+    layout: RunLayout, store: CheckpointStore
+) -> None:
     log = CheckpointLog(Journal(layout.attempt(0).checkpoints), layout, 0)
     saved = commit(store, 30)
     log.failed(30, StorageError("fsync", "EIO"))
     for _ in range(2):
         choose(layout, store, (TEN,))
-    events = [line for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events if line.global_step == 30]
+    events = [
+        line
+        for line in read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
+        if line.global_step == 30
+    ]
     assert [(line.event, line.reason) for line in events[1:]] == [("committed", FOUND)]
-    assert (events[1].commit_sha256, events[1].path, events[1].attempt) == (saved.commit_sha256, "checkpoints/step_00000030", 0)
+    assert (events[1].commit_sha256, events[1].path, events[1].attempt) == (
+        saved.commit_sha256,
+        "checkpoints/step_00000030",
+        0,
+    )

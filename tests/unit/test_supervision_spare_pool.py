@@ -16,7 +16,9 @@ from ecrl_cli.supervision.in_place.worker_pool import SparePool
 from ecrl_cli.supervision.launch.zygote import ZygoteProcess
 
 
-def test_a_zygote_that_is_stopped_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zygote_that_is_stopped_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.1)
     zygote, told = ZygoteProcess(()), list[str]()
     spec = SimpleNamespace(module="no.module", layout=RunLayout(tmp_path), preload=(), output=None)

@@ -1,4 +1,6 @@
-"""The attempt loop with ranks that play a part: what it records, when it restarts, when and how it stops."""
+"""The attempt loop with ranks that play a part: what it records, when it restarts, when and how it
+stops.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,22 @@ from pathlib import Path
 import pytest
 
 from ecrl_cli.config.codec import decode, encode
-from ecrl_cli.config.schema import CheckpointConfig, ElasticConfig, FailureConfig, RunConfig, SupervisionConfig
-from ecrl_cli.errors import EcrlError, InputError, NoProgress, NoValidCheckpoint, RunHeld, Stopped, StorageError
+from ecrl_cli.config.schema import (
+    CheckpointConfig,
+    ElasticConfig,
+    FailureConfig,
+    RunConfig,
+    SupervisionConfig,
+)
+from ecrl_cli.errors import (
+    EcrlError,
+    InputError,
+    NoProgress,
+    NoValidCheckpoint,
+    RunHeld,
+    Stopped,
+    StorageError,
+)
 from ecrl_cli.failures.fault_log import claim
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import CheckpointLine, InjectedFault, SupervisorRecord
@@ -59,19 +75,29 @@ def recorded(layout: RunLayout) -> SupervisorRecord:
 DONE = {0: "100:done", 1: "0"}
 
 
-def test_a_death_is_recorded_and_followed_by_the_next_attempt(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_death_is_recorded_and_followed_by_the_next_attempt(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "40:wait", 1: "kill"}, {0: "75:137"}, DONE)
     record = supervise(CONFIG, layout, SilentUI(), launcher)
     assert record == recorded(layout)
     assert (record.terminal_status, record.restarts) == ("completed", 2)
     facts = [(a.outcome, a.rank, a.exit_code, a.signal, a.last_step) for a in record.attempts]
-    assert facts == [("died", 1, None, 9, 40), ("died", 0, 137, None, 75), ("completed", None, 0, None, 100)]
+    assert facts == [
+        ("died", 1, None, 9, 40),
+        ("died", 0, 137, None, 75),
+        ("completed", None, 0, None, 100),
+    ]
     (session,) = record.sessions
     times = [t for a in record.attempts for t in (a.launched_at, a.ended_at)]
-    assert [session.started_at, *times, session.ended_at] == sorted([session.started_at, *times, session.ended_at])  # type: ignore[type-var]
+    assert [session.started_at, *times, session.ended_at] == sorted(
+        [session.started_at, *times, session.ended_at]
+    )  # type: ignore[type-var]
 
 
-def test_an_attempt_is_told_what_has_not_fired_and_how_far_any_came(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_an_attempt_is_told_what_has_not_fired_and_how_far_any_came(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "40:137"}, DONE)
     claim(layout, InjectedFault(0, "kill", 1, 40, 0, 0.0, 0.0))
     supervise(CONFIG, layout, SilentUI(), launcher)
@@ -80,21 +106,36 @@ def test_an_attempt_is_told_what_has_not_fired_and_how_far_any_came(launcher: St
     assert [entry.index for entry in told.pending] == [1]
 
 
-def test_an_attempt_that_ends_where_the_size_changes_is_no_death(launcher: StandinLauncher, tmp_path: Path) -> None:
-    """These ranks save nothing, so that each attempt comes to the same change again: at last that is a storm, and never a restart."""
+def test_an_attempt_that_ends_where_the_size_changes_is_no_death(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    """These ranks save nothing, so that each attempt comes to the same change again: at last that
+    is a storm, and never a restart.
+    """
     config = replace(CONFIG, failure=FailureConfig(), elastic=ElasticConfig(schedule={40: 1}))
     layout = prepared(tmp_path, {0: "40:0", 1: "40:0"}, config=config)
     with pytest.raises(NoProgress, match=r"restart storm.*a planned change of the world size"):
         supervise(config, layout, SilentUI(), launcher)
     record = recorded(layout)
-    assert [(a.outcome, a.world_size, a.exit_code, a.last_step) for a in record.attempts] == [("resized", 2, 0, 40)] * 3
+    assert [(a.outcome, a.world_size, a.exit_code, a.last_step) for a in record.attempts] == [
+        ("resized", 2, 0, 40)
+    ] * 3
     assert record.restarts == 0
     assert decode(AttemptSpec, read_json(layout.attempt(0).launch)).until == 40
 
 
-def test_ranks_that_end_well_elsewhere_or_badly_there_have_died(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_ranks_that_end_well_elsewhere_or_badly_there_have_died(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     config = replace(CONFIG, failure=FailureConfig(), elastic=ElasticConfig(schedule={40: 1}))
-    layout = prepared(tmp_path, {0: "39:0", 1: "39:0"}, {0: "40:wait", 1: "kill"}, {0: "45:0", 1: "45:0"}, DONE, config=config)
+    layout = prepared(
+        tmp_path,
+        {0: "39:0", 1: "39:0"},
+        {0: "40:wait", 1: "kill"},
+        {0: "45:0", 1: "45:0"},
+        DONE,
+        config=config,
+    )
     record = supervise(config, layout, SilentUI(), launcher)
     assert [a.outcome for a in record.attempts] == ["died", "died", "died", "completed"]
     assert record.restarts == 3
@@ -105,13 +146,23 @@ def test_ranks_that_end_well_elsewhere_or_badly_there_have_died(launcher: Standi
     [
         (({0: "5:1"},), NoProgress, "gave_up", "restart storm"),
         (({0: "1"},), NoProgress, "gave_up", "restart storm"),
-        (({0: "10:1"}, {0: "20:1"}, {0: "30:1"}, {0: "40:1"}), NoProgress, "gave_up", "all 3 restarts are spent"),
+        (
+            ({0: "10:1"}, {0: "20:1"}, {0: "30:1"}, {0: "40:1"}),
+            NoProgress,
+            "gave_up",
+            "all 3 restarts are spent",
+        ),
         (({0: "10:0", 1: "0"},), NoProgress, "gave_up", "before the target"),
         (({1: "trouble"},), InputError, "refused", "dataset"),
     ],
 )
 def test_it_stops_when_no_restart_would_help_and_says_why(
-    launcher: StandinLauncher, tmp_path: Path, script: tuple[dict[int, str], ...], error: type[EcrlError], status: str, words: str
+    launcher: StandinLauncher,
+    tmp_path: Path,
+    script: tuple[dict[int, str], ...],
+    error: type[EcrlError],
+    status: str,
+    words: str,
 ) -> None:
     layout = prepared(tmp_path, *script)
     with pytest.raises(error, match=words) as raised:
@@ -121,8 +172,12 @@ def test_it_stops_when_no_restart_would_help_and_says_why(
     assert raised.value.exit_code == error.exit_code
 
 
-def test_the_limit_is_counted_across_killed_supervisors(launcher: StandinLauncher, tmp_path: Path) -> None:
-    layout = prepared(tmp_path, {0: "10:1"}, {0: "20:1"}, {0: "30:1"}, {0: "40:1"}, {0: "50:1"}, DONE)
+def test_the_limit_is_counted_across_killed_supervisors(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
+    layout = prepared(
+        tmp_path, {0: "10:1"}, {0: "20:1"}, {0: "30:1"}, {0: "40:1"}, {0: "50:1"}, DONE
+    )
     with pytest.raises(NoProgress):
         supervise(CONFIG, layout, SilentUI(), launcher)
     as_if_killed(layout)
@@ -142,30 +197,46 @@ class StopAtFirstStep(SilentUI):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_is_on_record_and_goes_on(launcher: StandinLauncher, tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_stopped_run_is_on_record_and_goes_on(
+    launcher: StandinLauncher, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     layout = prepared(tmp_path, {0: "7:wait"}, DONE)
     with pytest.raises(Stopped) as stopped:
         supervise(CONFIG, layout, StopAtFirstStep(number), launcher)
     assert stopped.value.exit_code == code
     record = recorded(layout)
-    assert (record.terminal_status, record.attempts[0].outcome, record.attempts[0].last_step) == ("stopped", "stopped", 7)
+    assert (record.terminal_status, record.attempts[0].outcome, record.attempts[0].last_step) == (
+        "stopped",
+        "stopped",
+        7,
+    )
     record = supervise(CONFIG, layout, SilentUI(), launcher)
     assert (record.terminal_status, record.restarts, len(record.sessions)) == ("completed", 0, 2)
 
 
-def test_what_a_killed_supervisor_left_open_is_closed(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_what_a_killed_supervisor_left_open_is_closed(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "7:wait"}, DONE)
     with pytest.raises(Stopped):
         supervise(CONFIG, layout, StopAtFirstStep(signal.SIGINT), launcher)
     as_if_killed(layout)
-    Journal(layout.attempt(0).checkpoints).append(CheckpointLine("submitted", 6, 0, 1.0, 1.0, bytes=10))
+    Journal(layout.attempt(0).checkpoints).append(
+        CheckpointLine("submitted", 6, 0, 1.0, 1.0, bytes=10)
+    )
     record = supervise(CONFIG, layout, SilentUI(), launcher)
-    assert (record.attempts[0].outcome, record.attempts[0].last_step, record.sessions[0].ended_at) == ("died", 7, None)
+    assert (
+        record.attempts[0].outcome,
+        record.attempts[0].last_step,
+        record.sessions[0].ended_at,
+    ) == ("died", 7, None)
     events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
     assert [(line.event, line.global_step) for line in events] == [("submitted", 6), ("lost", 6)]
 
 
-def test_a_line_cut_off_by_a_death_does_not_swallow_the_next(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_death_does_not_swallow_the_next(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "7:wait"}, DONE)
     with pytest.raises(Stopped):
         supervise(CONFIG, layout, StopAtFirstStep(signal.SIGINT), launcher)
@@ -179,7 +250,9 @@ def test_a_line_cut_off_by_a_death_does_not_swallow_the_next(launcher: StandinLa
     assert [line.event for line in events] == ["submitted", "lost"]
 
 
-def test_acknowledged_checkpoints_of_which_none_is_valid_are_not_trained_over(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_acknowledged_checkpoints_of_which_none_is_valid_are_not_trained_over(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, DONE)
     (layout.checkpoints / "step_00000050").mkdir(parents=True)
     layout.attempt(0).folder.mkdir(parents=True)
@@ -190,13 +263,17 @@ def test_acknowledged_checkpoints_of_which_none_is_valid_are_not_trained_over(la
     assert recorded(layout).terminal_status == "gave_up"
 
 
-def test_a_debris_that_nobody_acknowledged_is_set_aside_and_named(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_debris_that_nobody_acknowledged_is_set_aside_and_named(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, DONE)
     (layout.checkpoints / "step_00000050").mkdir(parents=True)
     record = supervise(CONFIG, layout, SilentUI(), launcher)
     (rejected,) = record.attempts[0].rejected
     assert rejected.path == "checkpoints/step_00000050"
-    assert [path.name[:10] for path in layout.checkpoints.iterdir() if path.name != ".attempt"] == [".rejected_"]
+    assert [path.name[:10] for path in layout.checkpoints.iterdir() if path.name != ".attempt"] == [
+        ".rejected_"
+    ]
 
 
 def test_a_held_run_directory_is_left_alone(launcher: StandinLauncher, tmp_path: Path) -> None:
@@ -217,42 +294,68 @@ def test_a_run_directory_that_goes_in_mid_run_ends_it_with_the_line_that_says_so
             if gone == "moved":
                 layout.root.rename(tmp_path / "elsewhere")
             elif gone == "removed":
-                shutil.rmtree(layout.root, ignore_errors=True)  # the ranks may write a file meanwhile
+                # the ranks may write a file meanwhile
+                shutil.rmtree(layout.root, ignore_errors=True)
             else:
                 for each in layout.root.iterdir():
                     shutil.rmtree(each) if each.is_dir() else each.unlink()
 
-    with pytest.raises(StorageError, match="is gone: the run directory was removed or moved while the run was training; put it back"):
+    with pytest.raises(
+        StorageError,
+        match=(
+            "is gone: the run directory was removed or moved while the run was training; put it"
+            " back"
+        ),
+    ):
         supervise(CONFIG, layout, Removing(), launcher)
 
 
-def test_a_run_that_reached_its_target_is_not_trained_again(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_run_that_reached_its_target_is_not_trained_again(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, DONE)
     supervise(CONFIG, layout, SilentUI(), launcher)
     as_if_killed(layout)
     record = supervise(CONFIG, layout, SilentUI(), launcher)
-    assert (record.terminal_status, [a.outcome for a in record.attempts]) == ("completed", ["completed"])
+    assert (record.terminal_status, [a.outcome for a in record.attempts]) == (
+        "completed",
+        ["completed"],
+    )
 
 
-def test_a_death_after_the_final_record_takes_nothing_back(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_death_after_the_final_record_takes_nothing_back(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     record = supervise(CONFIG, prepared(tmp_path, {0: "100:late"}), SilentUI(), launcher)
-    assert (record.terminal_status, [(a.outcome, a.signal) for a in record.attempts]) == ("completed", [("completed", 9)])
+    assert (record.terminal_status, [(a.outcome, a.signal) for a in record.attempts]) == (
+        "completed",
+        [("completed", 9)],
+    )
 
 
-def test_a_stop_that_came_too_late_for_the_run_is_passed_on(launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_came_too_late_for_the_run_is_passed_on(
+    launcher: StandinLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     close = Supervisor._close_attempt
-    monkeypatch.setattr(Supervisor, "_close_attempt", lambda *given: (signal.raise_signal(signal.SIGINT), close(*given)))
+    monkeypatch.setattr(
+        Supervisor,
+        "_close_attempt",
+        lambda *given: (signal.raise_signal(signal.SIGINT), close(*given)),
+    )
     layout = prepared(tmp_path, DONE)
     with pytest.raises(KeyboardInterrupt):
         supervise(CONFIG, layout, SilentUI(), launcher)
     assert recorded(layout).terminal_status == "completed"
 
 
-def test_books_that_two_supervisors_left_open_are_closed(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_books_that_two_supervisors_left_open_are_closed(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "7:137"}, DONE)
     layout.attempt(0).folder.mkdir(parents=True)
     supervise(CONFIG, layout, SilentUI(), launcher)
-    Journal(layout.attempt(0).checkpoints).append(CheckpointLine("submitted", 6, 0, 1.0, 1.0))  # the attempt is on record as died
+    # the attempt is on record as died
+    Journal(layout.attempt(0).checkpoints).append(CheckpointLine("submitted", 6, 0, 1.0, 1.0))
     supervise(CONFIG, layout, SilentUI(), launcher)
     events = read_journal(layout.attempt(0).checkpoints, CheckpointLine).events
     assert [(line.event, line.global_step) for line in events] == [("submitted", 6), ("lost", 6)]
@@ -270,18 +373,24 @@ class DebrisAtFirstStep(StopAtFirstStep):
         super().progress(progress)
 
 
-def test_only_what_was_acknowledged_is_called_durable(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_only_what_was_acknowledged_is_called_durable(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, {0: "7:wait"})
     with pytest.raises(Stopped, match="nothing was saved yet"):
         supervise(CONFIG, layout, DebrisAtFirstStep(layout), launcher)
 
 
-def test_a_run_goes_on_with_the_data_where_it_lies_now(launcher: StandinLauncher, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_data_where_it_lies_now(
+    launcher: StandinLauncher, tmp_path: Path
+) -> None:
     layout = prepared(tmp_path, DONE)
     before = read_run_config(layout)
     moved = replace(CONFIG, dataset=replace(CONFIG.dataset, root="elsewhere"))
     supervise(moved, layout, SilentUI(), launcher)
-    assert read_run_config(layout) == replace(before, config=replace(before.config, dataset=moved.dataset))
+    assert read_run_config(layout) == replace(
+        before, config=replace(before.config, dataset=moved.dataset)
+    )
 
 
 def as_if_killed(layout: RunLayout) -> None:
@@ -289,5 +398,7 @@ def as_if_killed(layout: RunLayout) -> None:
     document = read_json(layout.supervisor)
     document["sessions"][-1]["ended_at"] = None
     document["terminal_status"] = "running"
-    document["attempts"][-1] |= dict.fromkeys(("ended_at", "exit_code", "signal", "rank", "first_step", "last_step")) | {"outcome": "running"}
+    document["attempts"][-1] |= dict.fromkeys(
+        ("ended_at", "exit_code", "signal", "rank", "first_step", "last_step")
+    ) | {"outcome": "running"}
     layout.supervisor.write_text(json.dumps(document))

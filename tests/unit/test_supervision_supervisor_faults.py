@@ -1,4 +1,6 @@
-"""What the supervisor itself delivers: damage that really changes bytes and leaves something to fall back to; kills when their time has come."""
+"""What the supervisor itself delivers: damage that really changes bytes and leaves something to
+fall back to; kills when their time has come.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.events import Attempt, PlannedFailure
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, inject_between_attempts, supervised_s
+from ecrl_cli.supervision.attempts.supervisor_faults import (
+    WallClockFaults,
+    inject_between_attempts,
+    supervised_s,
+)
 from tests.runs.builder import RunBuilder, build_blk, config_of
 from tests.runs.spoil import edit_json
 
@@ -39,7 +45,9 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(run.layout.checkpoints, StoreConfig.of(run.config, run.run_id))
 
 
-def rest(store: CheckpointStore, earlier: tuple[Attempt, ...], *entries: PlannedFailure) -> RunLayout:
+def rest(
+    store: CheckpointStore, earlier: tuple[Attempt, ...], *entries: PlannedFailure
+) -> RunLayout:
     layout = planned(RunLayout(store.root.parent), *entries)
     inject_between_attempts(layout, store, 7, earlier, chooses=True)
     return layout
@@ -53,7 +61,9 @@ def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: Check
     layout = rest(store, EARLIER, DAMAGE)
     assert valid(store) == [False, True, True]
     (fired,) = read_fired(layout)
-    assert (fired.attempt, fired.kind) == (2, "corrupt") and fired.detail.startswith("checkpoints/step_00000024/")
+    assert (fired.attempt, fired.kind) == (2, "corrupt") and fired.detail.startswith(
+        "checkpoints/step_00000024/"
+    )
     report = store.verify(store.entries()[0].path)
     assert report.layer == "hash" and Path(fired.detail.partition(":")[0]).name in report.reason
     inject_between_attempts(layout, store, 7, EARLIER, chooses=True)
@@ -61,7 +71,9 @@ def test_the_newest_checkpoint_is_damaged_once_and_it_is_told_where(store: Check
 
 
 @pytest.mark.parametrize("earlier", [(), EARLIER[:1]])
-def test_it_waits_until_its_step_has_been_done(store: CheckpointStore, earlier: tuple[Attempt, ...]) -> None:
+def test_it_waits_until_its_step_has_been_done(
+    store: CheckpointStore, earlier: tuple[Attempt, ...]
+) -> None:
     assert read_fired(rest(store, earlier, DAMAGE)) == () and all(valid(store))
 
 
@@ -110,7 +122,10 @@ def test_a_rank_is_killed_when_its_time_has_come_and_it_is_there(tmp_path: Path)
 
 def test_without_a_plan_nobody_waits(tmp_path: Path) -> None:
     assert WallClockFaults(RunLayout(tmp_path), 0, 0.0, lambda: 0.0).left_s(1.0) is None
-    assert WallClockFaults(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, lambda: 0.0).left_s(1.0) is None
+    assert (
+        WallClockFaults(planned(RunLayout(tmp_path), DAMAGE), 0, 0.0, lambda: 0.0).left_s(1.0)
+        is None
+    )
 
 
 def test_supervised_time_is_that_of_all_stays_also_of_one_that_was_killed(tmp_path: Path) -> None:
@@ -118,6 +133,9 @@ def test_supervised_time_is_that_of_all_stays_also_of_one_that_was_killed(tmp_pa
     assert supervised_s(layout) == 0.0
     first = json.loads(layout.supervisor.read_text())["sessions"][0]
     later = {**first, "started_at": first["started_at"] + 1000.0}
-    edit_json(layout.supervisor, lambda record: record.update(sessions=[{**first, "ended_at": None}, later]))
+    edit_json(
+        layout.supervisor,
+        lambda record: record.update(sessions=[{**first, "ended_at": None}, later]),
+    )
     account = timeline(load(layout))
     assert supervised_s(layout) == account.windows[0][1] - account.windows[0][0] > 0

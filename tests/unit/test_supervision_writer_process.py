@@ -1,4 +1,6 @@
-"""The supervisor's hand on the background writer: waits for what it received, fences it, replaces it, leaves none behind."""
+"""The supervisor's hand on the background writer: waits for what it received, fences it, replaces
+it, leaves none behind.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
     made.close()
 
 
-def test_a_writer_that_has_finished_stays_for_the_next_attempt(writer: Writer, stop: StopSignals, tmp_path: Path) -> None:
+def test_a_writer_that_has_finished_stays_for_the_next_attempt(
+    writer: Writer, stop: StopSignals, tmp_path: Path
+) -> None:
     writer.start()
     (first,) = writer.pids
     writer.drain(30.0, stop)
@@ -47,7 +51,9 @@ def test_a_writer_that_has_finished_stays_for_the_next_attempt(writer: Writer, s
     assert writer.pids == (first,)
 
 
-def test_a_writer_that_does_not_finish_in_time_is_fenced(writer: Writer, stop: StopSignals, tmp_path: Path) -> None:
+def test_a_writer_that_does_not_finish_in_time_is_fenced(
+    writer: Writer, stop: StopSignals, tmp_path: Path
+) -> None:
     (tmp_path / "hang").touch()
     writer.start()
     (pid,) = writer.pids
@@ -56,12 +62,16 @@ def test_a_writer_that_does_not_finish_in_time_is_fenced(writer: Writer, stop: S
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_another_stop_signal_ends_the_waiting(writer: Writer, stop: StopSignals, tmp_path: Path) -> None:
+def test_another_stop_signal_ends_the_waiting(
+    writer: Writer, stop: StopSignals, tmp_path: Path
+) -> None:
     (tmp_path / "hang").touch()
     os.kill(os.getpid(), signal.SIGINT)
     assert stop.received() == [signal.SIGINT]
     writer.start()
-    previous = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+    previous = signal.signal(
+        signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT)
+    )
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     writer.drain(3600.0, stop)
     signal.signal(signal.SIGALRM, previous)
@@ -102,7 +112,9 @@ def test_closing_leaves_neither_process_nor_socket(writer: Writer, tmp_path: Pat
     assert not RunLayout(tmp_path).writer.exists()
 
 
-def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As one does that sits in the kernel: the store is fenced against it."""
     writer.start()
     process = writer._process
@@ -118,10 +130,18 @@ def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(writer: Writer, m
 
 def test_a_writer_shows_on_the_board_that_it_works_and_that_it_is_done(tmp_path: Path) -> None:
     over = threading.Event()
-    with closing(HeartbeatTable.create(2)) as board, closing(CheckpointStore(tmp_path / "checkpoints")) as store, socket.socket() as listener:
+    with (
+        closing(HeartbeatTable.create(2)) as board,
+        closing(CheckpointStore(tmp_path / "checkpoints")) as store,
+        socket.socket() as listener,
+    ):
         served = CheckpointWriter(RunLayout(tmp_path), store, listener, board)
         seen = []
-        for act in (lambda: store.claim(0), lambda: seen.append(board.read(board.writer)), over.set):
+        for act in (
+            lambda: store.claim(0),
+            lambda: seen.append(board.read(board.writer)),
+            over.set,
+        ):
             served._jobs.put(act)
         store.fs.mkdir(tmp_path / "sign")
         before = board.read(board.writer)

@@ -1,4 +1,6 @@
-"""A zygote with a network of its own serves one attempt; what is warmed for the next one is the one that serves it."""
+"""A zygote with a network of its own serves one attempt; what is warmed for the next one is the one
+that serves it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def test_a_private_zygote_that_has_served_is_not_warmed_but_replaced(
 
     monkeypatch.setattr(zygote, "ZygoteProcess", make)
     monkeypatch.setattr(processes, "become_subreaper", lambda: None)
-    launcher, spec = ZygoteLauncher(private_network=private), LaunchSpec(RunLayout(tmp_path), AttemptSpec(0, 2, 0, None, 0, ()))
+    launcher, spec = (
+        ZygoteLauncher(private_network=private),
+        LaunchSpec(RunLayout(tmp_path), AttemptSpec(0, 2, 0, None, 0, ())),
+    )
     for _ in range(2):
         launcher.warm(RunConfig())
         launcher.launch(spec)

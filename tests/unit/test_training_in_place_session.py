@@ -19,27 +19,45 @@ from ecrl_cli.training.train_step import WarmUp
 RECORD = DatasetRecord("fake", size=64, classes=10, shape=(3, 16, 16))
 
 
-@pytest.mark.parametrize(("device", "found", "refused"), [("auto", True, True), ("auto", False, False), ("cpu", True, False)])
-def test_a_live_run_does_not_slip_onto_a_gpu(monkeypatch: pytest.MonkeyPatch, device: str, found: bool, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "found", "refused"),
+    [("auto", True, True), ("auto", False, False), ("cpu", True, False)],
+)
+def test_a_live_run_does_not_slip_onto_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, found: bool, refused: bool
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found)
     session = InPlaceSession.__new__(InPlaceSession)
-    session.config, session.order, session.rank = RunConfig(device=device), AttemptSpec(0, 1, 0, None, 0, ()), 0
+    session.config, session.order, session.rank = (
+        RunConfig(device=device),
+        AttemptSpec(0, 1, 0, None, 0, ()),
+        0,
+    )
     session.rendezvous = Rendezvous(0, 1)
-    with pytest.raises(ConfigError, match="ranks that outlive others work on the CPU") if refused else nullcontext():
+    with (
+        pytest.raises(ConfigError, match="ranks that outlive others work on the CPU")
+        if refused
+        else nullcontext()
+    ):
         assert session.set_up_device() == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "vit"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(name: str, precision: str) -> None:
+def test_a_rehearsal_reaches_every_parameter_and_leaves_the_model_as_it_was(
+    name: str, precision: str
+) -> None:
     model = build(ModelConfig(name=name, width=32), RECORD.classes, RECORD.shape)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     reached = set[str]()
     for key, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: reached.add(key))
     try:
-        warm_up_model(model, WarmUp.of(RunConfig(precision=precision), RECORD, torch.device("cpu")), samples=4)
-    except RuntimeError as error:  # torch 2.15, on a processor with AMX under ATEN_CPU_CAPABILITY=avx2
+        warm_up_model(
+            model, WarmUp.of(RunConfig(precision=precision), RECORD, torch.device("cpu")), samples=4
+        )
+    except RuntimeError as error:
+        # torch 2.15, on a processor with AMX under ATEN_CPU_CAPABILITY=avx2
         if "only supported when avx512" not in str(error):
             raise
         pytest.skip(f"torch cannot do attention in bf16 here: {error}")

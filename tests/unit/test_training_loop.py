@@ -1,4 +1,6 @@
-"""The loop's edges: where it starts after the last step, or after one that a failure is planned for."""
+"""The loop's edges: where it starts after the last step, or after one that a failure is planned
+for.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,30 @@ from ecrl_cli.training.train_step import StepResult
 
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
-    names = ("train_step", "loader", "sampler", "train_state", "strategy", "injector", "heartbeat", "clock", "journal", "report")
+    names = (
+        "train_step",
+        "loader",
+        "sampler",
+        "train_state",
+        "strategy",
+        "injector",
+        "heartbeat",
+        "clock",
+        "journal",
+        "report",
+    )
     parts = {name: MagicMock() for name in names}
     parts["heartbeat"].stop_after.return_value = None
-    return TrainLoop(RunConfig(target_steps=10), attempt=1, rank=0, world_size=1, global_step=step, line_chain="", loss=loss, **parts)
+    return TrainLoop(
+        RunConfig(target_steps=10),
+        attempt=1,
+        rank=0,
+        world_size=1,
+        global_step=step,
+        line_chain="",
+        loss=loss,
+        **parts,
+    )
 
 
 def test_a_loop_that_starts_at_the_target_ends_with_the_loss_of_its_checkpoint() -> None:
@@ -35,7 +57,9 @@ def test_the_loss_goes_into_the_checkpoint() -> None:
 
 
 def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_step() -> None:
-    """Off the boundary, and without a final checkpoint: what goes on must have something to go on from."""
+    """Off the boundary, and without a final checkpoint: what goes on must have something to go on
+    from.
+    """
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=3, final=False))
     loop.until = 5
@@ -51,9 +75,13 @@ def test_an_attempt_that_ends_in_a_change_of_size_saves_and_confirms_its_last_st
 
 
 def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice() -> None:
-    """The memory that the attempt began with has that step already; what is remembered is what this attempt did."""
+    """The memory that the attempt began with has that step already; what is remembered is what this
+    attempt did.
+    """
     loop = loop_at(9)
-    loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3))
+    loop.config = RunConfig(
+        target_steps=10, checkpoint=CheckpointConfig(strategy="in_memory", every=3)
+    )
     loop.checkpoint_owed = True
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
     loop.loader.batch.return_value = MagicMock(ids=np.arange(4), inputs_hash="")
@@ -67,7 +95,9 @@ def test_what_is_owed_is_saved_before_the_first_step_and_not_prepared_for_twice(
 
 
 def test_a_rank_that_learns_of_the_stop_behind_its_last_step_saves_that_step() -> None:
-    """The word may reach a rank only with the gradients of the step to stop after: it is asked for between that step and its checkpoint."""
+    """The word may reach a rank only with the gradients of the step to stop after: it is asked for
+    between that step and its checkpoint.
+    """
     loop = loop_at(0)
     loop.config = RunConfig(target_steps=10, checkpoint=CheckpointConfig(every=100, final=False))
     loop.train_step.run.return_value = StepResult(0.5, 0.5)
@@ -107,7 +137,9 @@ def test_every_rank_and_every_step_it_may_begin_behind_has_streams_of_its_own() 
 
 
 @pytest.mark.parametrize(("step", "asked"), [(10, [10]), (0, [])])
-def test_what_should_have_struck_where_it_resumes_strikes_there(step: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_should_have_struck_where_it_resumes_strikes_there(
+    step: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = loop_at(step)
     loop.config = RunConfig(target_steps=step)
     loop.run()

@@ -1,4 +1,6 @@
-"""One process with all replicas: gradients, buffers, streams and updates; and the exchange between ranks, with threads for ranks."""
+"""One process with all replicas: gradients, buffers, streams and updates; and the exchange between
+ranks, with threads for ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from ecrl_cli.data.loading import Batch
 from ecrl_cli.models.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training import replicas
 from ecrl_cli.training.control_client import HeartbeatWriter
-from ecrl_cli.training.replicas import ReplicaAllreduce, ReplicaGradient, ReplicaTrainStep, TreeReduce, alone
+from ecrl_cli.training.replicas import (
+    ReplicaAllreduce,
+    ReplicaGradient,
+    ReplicaTrainStep,
+    TreeReduce,
+    alone,
+)
 
 V, MICRO = 4, 3
 CPU = torch.device("cpu")
@@ -40,11 +48,18 @@ def streams_put_back() -> Iterator[None]:
 
 
 class Odd(nn.Module):
-    """BatchNorm and dropout, a frozen layer, one that is never used, one that only some samples use, a constant buffer."""
+    """BatchNorm and dropout, a frozen layer, one that is never used, one that only some samples
+    use, a constant buffer.
+    """
 
     def __init__(self, dropout: float = 0.5) -> None:
         super().__init__()
-        self.inner, self.norm, self.drop, self.out = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(dropout), nn.Linear(6, 2)
+        self.inner, self.norm, self.drop, self.out = (
+            nn.Linear(5, 6),
+            nn.BatchNorm1d(6),
+            nn.Dropout(dropout),
+            nn.Linear(6, 2),
+        )
         self.frozen, self.unused, self.rare = nn.Linear(5, 5), nn.Linear(2, 2), nn.Linear(6, 2)
         self.frozen.requires_grad_(False)
         self.register_buffer("mask", torch.tensor([float("-inf"), 1 / 3]))
@@ -66,7 +81,9 @@ def batch_of(size: int = V * MICRO) -> Batch:
     return Batch(x, torch.randint(0, 2, (size,), generator=generator), np.arange(size), "")
 
 
-def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V), **changes: Any) -> ReplicaTrainStep:
+def learner_of(
+    model: nn.Module, precision: str = "fp32", part: range = range(V), **changes: Any
+) -> ReplicaTrainStep:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     parts: dict[str, Any] = {
         "model": model,
@@ -85,10 +102,14 @@ def learner_of(model: nn.Module, precision: str = "fp32", part: range = range(V)
     return ReplicaTrainStep(**parts | changes)
 
 
-def by_hand(model: Odd, batch: Batch, step: int) -> list[tuple[float, list[torch.Tensor | None], torch.Tensor]]:
-    """Loss, gradients and running mean of each replica, from the same beginning, with its own streams.
+def by_hand(
+    model: Odd, batch: Batch, step: int
+) -> list[tuple[float, list[torch.Tensor | None], torch.Tensor]]:
+    """Loss, gradients and running mean of each replica, from the same beginning, with its own
+    streams.
 
-    Its samples are a copy: where a slice lies in memory may choose another kernel, and so other bits.
+    Its samples are a copy: where a slice lies in memory may choose another kernel, and so other
+    bits.
     """
     found, before = [], {name: value.clone() for name, value in model.state_dict().items()}
     for replica in range(V):
@@ -98,7 +119,9 @@ def by_hand(model: Odd, batch: Batch, step: int) -> list[tuple[float, list[torch
         part = slice(replica * MICRO, (replica + 1) * MICRO)
         loss = F.cross_entropy(model(batch.x[part].clone()), batch.y[part].clone())
         loss.backward()
-        found.append((loss.item(), [p.grad for p in model.parameters()], model.norm.running_mean.clone()))
+        found.append(
+            (loss.item(), [p.grad for p in model.parameters()], model.norm.running_mean.clone())
+        )
     model.load_state_dict(before)
     return found
 
@@ -119,7 +142,9 @@ def test_a_step_is_the_tree_mean_of_what_its_replicas_give() -> None:
         if name.startswith(("unused", "rare", "frozen")):
             assert parameter.grad is None, name
         else:
-            assert torch.equal(parameter.grad, tree_mean([g for g in gradients if g is not None])), name
+            assert torch.equal(
+                parameter.grad, tree_mean([g for g in gradients if g is not None])
+            ), name
     assert torch.equal(model.norm.running_mean, tree_mean([mean for _, _, mean in each]))
     assert model.norm.num_batches_tracked.item() == 1
 
@@ -146,11 +171,22 @@ def test_what_a_replica_gives_does_not_depend_on_what_was_computed_before() -> N
         model = model_of()
         kept: list[tuple[float, ...]] = []
         whole = batch_of()
-        batch = Batch(whole.x[part.start * MICRO :], whole.y[part.start * MICRO :], whole.ids[part.start * MICRO :], "")
+        batch = Batch(
+            whole.x[part.start * MICRO :],
+            whole.y[part.start * MICRO :],
+            whole.ids[part.start * MICRO :],
+            "",
+        )
         vectors = []
-        learner = learner_of(model, part=part, exchange=lambda tree, vectors=vectors: vectors.extend(tree.sums) or tree.sums[-1][1])
+        learner = learner_of(
+            model,
+            part=part,
+            exchange=lambda tree, vectors=vectors: vectors.extend(tree.sums) or tree.sums[-1][1],
+        )
         kept.append(learner.run(batch, 5).logged[-2:])
-        given.append((kept, torch.get_rng_state().tolist(), random.random(), float(np.random.random())))
+        given.append(
+            (kept, torch.get_rng_state().tolist(), random.random(), float(np.random.random()))
+        )
     assert given[0] == given[1]
 
 
@@ -180,7 +216,9 @@ def test_it_learns_in_every_precision(precision: str) -> None:
     model, batch = model_of(dropout=0.0), batch_of()
     learner = learner_of(model, precision)
     told = [learner.run(batch, step).loss for step in range(1, 7)]
-    assert told[-1] < told[0] and all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    assert told[-1] < told[0] and all(
+        parameter.dtype == torch.float32 for parameter in model.parameters()
+    )
 
 
 class Threads:
@@ -193,7 +231,9 @@ class Threads:
     def of(self, rank: int) -> Any:
         class Dist:
             @staticmethod
-            def all_to_all_single(output: torch.Tensor, send: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> None:
+            def all_to_all_single(
+                output: torch.Tensor, send: torch.Tensor, out_sizes: list[int], in_sizes: list[int]
+            ) -> None:
                 self.sent[rank] = torch.split(send, in_sizes)
                 self.barrier.wait(120)
                 parts = [self.sent[other][rank] for other in range(self.world_size)]
@@ -211,7 +251,9 @@ class Threads:
         return Dist
 
 
-def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def exchanged(
+    values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> list[torch.Tensor]:
     """The root as every one of `world_size` ranks has it; `values` (leaves, length)."""
     leaves, threads = len(values), Threads(world_size)
     roots: dict[int, torch.Tensor] = {}
@@ -237,9 +279,14 @@ def exchanged(values: torch.Tensor, world_size: int, monkeypatch: pytest.MonkeyP
 
 @settings(deadline=None, max_examples=40)
 @given(leaves=st.integers(1, 12), length=st.integers(1, 40), data=st.data())
-def test_every_rank_has_the_root_that_one_process_has(leaves: int, length: int, data: st.DataObject) -> None:
+def test_every_rank_has_the_root_that_one_process_has(
+    leaves: int, length: int, data: st.DataObject
+) -> None:
     world_size = data.draw(st.integers(1, min(leaves, 6)))
-    values = torch.randn(leaves, length, generator=torch.Generator().manual_seed(leaves * 100 + length)) * 1e3
+    values = (
+        torch.randn(leaves, length, generator=torch.Generator().manual_seed(leaves * 100 + length))
+        * 1e3
+    )
     whole: TreeReduce[torch.Tensor] = TreeReduce(leaves, torch.Tensor.add_)
     for leaf in range(leaves):
         whole.push_leaf(leaf, values[leaf].clone())
@@ -259,5 +306,7 @@ def test_phases_tell_own_work_from_waiting() -> None:
         told.append("exchange")
         return tree.root
 
-    learner_of(model_of(), heartbeat=Told(None, 0), exchange=noted, autocast=nullcontext()).run(batch_of(), 1)
+    learner_of(model_of(), heartbeat=Told(None, 0), exchange=noted, autocast=nullcontext()).run(
+        batch_of(), 1
+    )
     assert [*pairwise(told)] == [("backward", "exchange"), ("exchange", "update")]

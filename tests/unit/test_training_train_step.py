@@ -1,4 +1,6 @@
-"""A task's own update: called in the place of the optimizer's step, with the gradients of the whole batch, by every kind of step."""
+"""A task's own update: called in the place of the optimizer's step, with the gradients of the whole
+batch, by every kind of step.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,60 @@ CPU = torch.device("cpu")
 Make = Callable[..., Any]
 
 
-def data_parallel(model: nn.Module, optimizer: torch.optim.Optimizer, own_update: TaskUpdate, precision: str = "fp32") -> DataParallelTrainStep:
-    scheduler, scaler = build_scheduler(OptimizerConfig(lr=0.1), optimizer, 10), build_scaler(precision, CPU)
-    parts = (model, optimizer, scheduler, scaler, CPU, autocast(precision, CPU), HeartbeatWriter(None, 0))
+def data_parallel(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    own_update: TaskUpdate,
+    precision: str = "fp32",
+) -> DataParallelTrainStep:
+    scheduler, scaler = (
+        build_scheduler(OptimizerConfig(lr=0.1), optimizer, 10),
+        build_scaler(precision, CPU),
+    )
+    parts = (
+        model,
+        optimizer,
+        scheduler,
+        scaler,
+        CPU,
+        autocast(precision, CPU),
+        HeartbeatWriter(None, 0),
+    )
     return DataParallelTrainStep(*parts, loss=regression, own_update=own_update)
 
 
-def replicas(model: nn.Module, optimizer: torch.optim.Optimizer, own_update: TaskUpdate, precision: str = "fp32") -> ReplicaTrainStep:
-    scheduler, scaler = build_scheduler(OptimizerConfig(lr=0.1), optimizer, 10), build_scaler(precision, CPU)
-    first = (model, optimizer, scheduler, scaler, CPU, autocast(precision, CPU), HeartbeatWriter(None, 0))
-    return ReplicaTrainStep(*first, 7, 2, range(2), alone, ReplicaGradient(model), regression, own_update)
+def replicas(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    own_update: TaskUpdate,
+    precision: str = "fp32",
+) -> ReplicaTrainStep:
+    scheduler, scaler = (
+        build_scheduler(OptimizerConfig(lr=0.1), optimizer, 10),
+        build_scaler(precision, CPU),
+    )
+    first = (
+        model,
+        optimizer,
+        scheduler,
+        scaler,
+        CPU,
+        autocast(precision, CPU),
+        HeartbeatWriter(None, 0),
+    )
+    return ReplicaTrainStep(
+        *first, 7, 2, range(2), alone, ReplicaGradient(model), regression, own_update
+    )
 
 
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(2)
-    return Batch(torch.randn(4, 3, generator=generator), torch.randn(4, 2, generator=generator), np.arange(4), "")
+    return Batch(
+        torch.randn(4, 3, generator=generator),
+        torch.randn(4, 2, generator=generator),
+        np.arange(4),
+        "",
+    )
 
 
 def linear() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -69,7 +110,9 @@ def test_a_tasks_own_update_takes_the_place_of_the_optimizers_step(make: Make) -
 
 
 @pytest.mark.parametrize("make", [data_parallel, replicas])
-def test_with_fp16_it_sees_unscaled_gradients_and_is_left_out_where_one_overflowed(make: Make) -> None:
+def test_with_fp16_it_sees_unscaled_gradients_and_is_left_out_where_one_overflowed(
+    make: Make,
+) -> None:
     model, optimizer = linear()
     largest: list[float] = []
 
@@ -85,19 +128,34 @@ def test_with_fp16_it_sees_unscaled_gradients_and_is_left_out_where_one_overflow
     assert len(largest) == 1 and 0 < largest[0] < 1  # the scale is 65536
     weights, scale = model.weight.detach().clone(), step.scaler.get_scale()
     step.run(Batch(batch().x * 1000, batch().y, batch().ids, ""), 2)
-    assert len(largest) == 1 and torch.equal(model.weight, weights) and step.scaler.get_scale() < scale
+    assert (
+        len(largest) == 1 and torch.equal(model.weight, weights) and step.scaler.get_scale() < scale
+    )
 
 
 @pytest.mark.parametrize(
     ("update", "said"),
     [
-        (lambda model, optimizer: torch.rand(1), "task: the update of own draws random numbers; draw them in its loss: a recovery would draw others"),
+        (
+            lambda model, optimizer: torch.rand(1),
+            (
+                "task: the update of own draws random numbers; draw them in its loss: a recovery"
+                " would draw others"
+            ),
+        ),
         (lambda model: None, "task: own cannot update model mlp (TypeError"),
     ],
     ids=["random", "another signature"],
 )
-def test_an_update_that_no_recovery_could_repeat_is_refused(monkeypatch: pytest.MonkeyPatch, update: Any, said: str) -> None:
-    own = TaskKind(name="own", description="ours", loss="ecrl_cli.training.losses:regression", update="nowhere:update")
+def test_an_update_that_no_recovery_could_repeat_is_refused(
+    monkeypatch: pytest.MonkeyPatch, update: Any, said: str
+) -> None:
+    own = TaskKind(
+        name="own",
+        description="ours",
+        loss="ecrl_cli.training.losses:regression",
+        update="nowhere:update",
+    )
     monkeypatch.setattr(TASKS, "of", lambda name: own)
     monkeypatch.setattr(TaskKind, "load_update", lambda self: update)
     model = nn.Linear(3, 2)

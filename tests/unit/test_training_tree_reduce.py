@@ -38,14 +38,22 @@ def completed(leaves: int, parts: list[range]) -> str:
 
 @pytest.mark.parametrize(
     ("leaves", "said"),
-    [(1, "0"), (2, "(0+1)"), (3, "((0+1)+2)"), (6, "(((0+1)+(2+3))+(4+5))"), (8, "(((0+1)+(2+3))+((4+5)+(6+7)))")],
+    [
+        (1, "0"),
+        (2, "(0+1)"),
+        (3, "((0+1)+2)"),
+        (6, "(((0+1)+(2+3))+(4+5))"),
+        (8, "(((0+1)+(2+3))+((4+5)+(6+7)))"),
+    ],
 )
 def test_the_tree_is_the_contract(leaves: int, said: str) -> None:
     assert completed(leaves, [range(leaves)]) == said
 
 
 @given(leaves=LEAVES, data=st.data())
-def test_any_partition_into_neighbours_makes_the_same_additions(leaves: int, data: st.DataObject) -> None:
+def test_any_partition_into_neighbours_makes_the_same_additions(
+    leaves: int, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, leaves - 1)))) if leaves > 1 else []
     ends = [0, *cuts, leaves]
     parts = [range(a, b) for a, b in pairwise(ends)]
@@ -53,9 +61,13 @@ def test_any_partition_into_neighbours_makes_the_same_additions(leaves: int, dat
 
 
 @given(leaves=LEAVES, data=st.data())
-def test_any_number_of_ranks_gives_the_same_bits_and_they_are_the_sum(leaves: int, data: st.DataObject) -> None:
+def test_any_number_of_ranks_gives_the_same_bits_and_they_are_the_sum(
+    leaves: int, data: st.DataObject
+) -> None:
     ranks = data.draw(st.integers(1, leaves))
-    values = np.random.default_rng(leaves).standard_normal((leaves, 5)).astype(np.float32) * 10.0 ** np.arange(5, dtype=np.float32)
+    values = np.random.default_rng(leaves).standard_normal((leaves, 5)).astype(
+        np.float32
+    ) * 10.0 ** np.arange(5, dtype=np.float32)
     whole, shared = TreeReduce(leaves, np.add), TreeReduce(leaves, np.add)
     for leaf in range(leaves):
         whole.push_leaf(leaf, values[leaf])

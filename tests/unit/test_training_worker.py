@@ -14,7 +14,9 @@ from ecrl_cli.training import worker
 from ecrl_cli.training.rendezvous import Rendezvous
 
 
-def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> tuple[int, RankError]:
+def end_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> tuple[int, RankError]:
     """The exit code (1 where it raises) and the last words of a rank that meets `error`."""
 
     def meets(*given: object) -> None:
@@ -35,12 +37,18 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> t
     return code, messages[-1]
 
 
-def test_a_file_system_that_refuses_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, trouble = end_of(tmp_path, monkeypatch, OSError(errno.ENOSPC, "No space left on device", "rank1.jsonl"))
+def test_a_file_system_that_refuses_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, trouble = end_of(
+        tmp_path, monkeypatch, OSError(errno.ENOSPC, "No space left on device", "rank1.jsonl")
+    )
     assert (code, trouble.exit_code) == (5, 5)
     assert "ENOSPC at rank1.jsonl" in trouble.text
 
 
 def test_a_lost_peer_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, trouble = end_of(tmp_path, monkeypatch, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+    code, trouble = end_of(
+        tmp_path, monkeypatch, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    )
     assert (code, trouble.exit_code) == (1, 1)

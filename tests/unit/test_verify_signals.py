@@ -9,11 +9,20 @@ from ecrl_cli.verify.supervisor_record import _check_signals
 from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder
 
 
-def verdict(signals: tuple[int, ...] | None, outcome: str = "stopped", reason: str = "stopped by SIGTERM; step 6 is durable") -> Finding:
+def verdict(
+    signals: tuple[int, ...] | None,
+    outcome: str = "stopped",
+    reason: str = "stopped by SIGTERM; step 6 is durable",
+) -> Finding:
     session = SupervisorSession(1.0, 2.0, "boot", 9.0, signals=signals)
     status = "stopped" if outcome == "stopped" else "completed"
     notes = FindingBuilder("it")
-    _check_signals(SupervisorRecord(1, "", 12, status, 0, (Attempt(0, 2, outcome=outcome),), (session,), reason), notes)
+    _check_signals(
+        SupervisorRecord(
+            1, "", 12, status, 0, (Attempt(0, 2, outcome=outcome),), (session,), reason
+        ),
+        notes,
+    )
     return notes.finding("")
 
 
@@ -31,9 +40,17 @@ def test_signals_that_came_too_late_stop_nothing() -> None:
     [
         ((), "stopped by SIGTERM", "attempt 0 was stopped, and its session received no signal"),
         ((9,), "stopped by SIGKILL", "session 0 received signal 9, which stops no run"),
-        ((15,), "stopped by SIGINT", "its last session received SIGTERM, and the reason names none of them"),
+        (
+            (15,),
+            "stopped by SIGINT",
+            "its last session received SIGTERM, and the reason names none of them",
+        ),
     ],
 )
-def test_a_stop_that_nobody_asked_for_is_invalid(signals: tuple[int, ...], reason: str, words: str) -> None:
+def test_a_stop_that_nobody_asked_for_is_invalid(
+    signals: tuple[int, ...], reason: str, words: str
+) -> None:
     finding = verdict(signals, reason=reason)
-    assert finding.status == INVALID and words in (text := "\n".join((finding.message, *finding.evidence))), text
+    assert finding.status == INVALID and words in (
+        text := "\n".join((finding.message, *finding.evidence))
+    ), text

@@ -15,14 +15,26 @@ from pathlib import Path
 import tests.walks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUN = ("+suite=digits-cnn", "variant=ovl", "target_steps=24", "checkpoint.every=6", "failure.steps=[9,12]")
-ROOMS_OF = {"failure": {"failures", "recovery"}, "sample": {"data", "models"}, "checkpoint": {"checkpoint", "storage"}}
+RUN = (
+    "+suite=digits-cnn",
+    "variant=ovl",
+    "target_steps=24",
+    "checkpoint.every=6",
+    "failure.steps=[9,12]",
+)
+ROOMS_OF = {
+    "failure": {"failures", "recovery"},
+    "sample": {"data", "models"},
+    "checkpoint": {"checkpoint", "storage"},
+}
 WALKS = ("configuration", "checkpoint", "sample", "event", "failure")
 
 
 @dataclass
 class Walk:
-    """`files`: in the order in which they are first called. `climbs`: by pair of files, the functions of the first call."""
+    """`files`: in the order in which they are first called. `climbs`: by pair of files, the
+    functions of the first call.
+    """
 
     files: list[str] = field(default_factory=list)
     climbs: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -31,7 +43,13 @@ class Walk:
 def floors(source: Path) -> dict[str, int]:
     """The number of each room from below, as the architecture test of `source` has them."""
     statements = ast.parse((source / "tests" / "test_architecture.py").read_text()).body
-    named = {target.id: node for node in statements if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)}
+    named = {
+        target.id: node
+        for node in statements
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     rooms = (part.value for part in ast.walk(named["FLOORS"]) if isinstance(part, ast.Constant))
     return {str(room): number for number, room in enumerate(rooms)}
 
@@ -45,23 +63,38 @@ def room(file: str) -> str:
 
 
 def traced(source: Path, folder: Path, *words: str) -> Path:
-    """Runs one command of `source` in `folder`; returns the folder with a trace for each of its processes."""
+    """Runs one command of `source` in `folder`; returns the folder with a trace for each of its
+    processes.
+    """
     traces = folder / words[0]
     bundled = traces / "sklearn" / "datasets" / "data"  # where older versions look for the digits
     bundled.mkdir(parents=True)
     (traces / "sklearn" / "__init__.py").touch()
     shutil.copy(REPOSITORY / "src" / "ecrl_cli" / "data" / "digits.csv.gz", bundled)
     shutil.copy(Path(__file__).with_name("sitecustomize.py"), traces)
-    environment = os.environ | {"PYTHONPATH": f"{traces}:{source / 'src'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{traces}:{source / 'src'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-m", "ecrl_cli.cli.main", *words]
-    done = subprocess.run(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}")
     return traces
 
 
 def calls(traces: Path) -> Iterator[tuple[bool, str, str, str, str]]:
-    """Each call of a command: whether config.json was still to be written, then caller's file and function, callee's file and function."""
+    """Each call of a command: whether config.json was still to be written, then caller's file and
+    function, callee's file and function.
+    """
     processes = [file.read_text().splitlines() for file in traces.glob("*.txt")]
     for begun, *lines in sorted(processes, key=lambda lines: int(lines[0].split("\t")[1])):
         before = begun.startswith("started") and " ecrl_cli.cli.main train " in begun
@@ -75,7 +108,11 @@ def calls(traces: Path) -> Iterator[tuple[bool, str, str, str, str]]:
 
 
 def walk_of(before: bool, rooms: set[str]) -> str:
-    return "configuration" if before else next((walk for walk, own in ROOMS_OF.items() if own & rooms), "event")
+    return (
+        "configuration"
+        if before
+        else next((walk for walk, own in ROOMS_OF.items() if own & rooms), "event")
+    )
 
 
 def walked(source: Path, folder: Path) -> dict[str, Walk]:
@@ -95,9 +132,21 @@ def walked(source: Path, folder: Path) -> dict[str, Walk]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.walks", description=tests.walks.__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("source", nargs="?", type=Path, default=REPOSITORY, help="the checkout to trace; this one by default")
-    parser.add_argument("--files", action="store_true", help="also list the files of each walk in order")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.walks",
+        description=tests.walks.__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        type=Path,
+        default=REPOSITORY,
+        help="the checkout to trace; this one by default",
+    )
+    parser.add_argument(
+        "--files", action="store_true", help="also list the files of each walk in order"
+    )
     arguments = parser.parse_args()
     source = arguments.source.resolve()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,6 @@
-"""Runs at the start of every Python process of an audited job: the job's own sitecustomize first, then the recorder's hooks."""
+"""Runs at the start of every Python process of an audited job: the job's own sitecustomize first,
+then the recorder's hooks.
+"""
 
 import os
 import sys
@@ -7,7 +9,9 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_the_hidden_one() -> None:
-    """Only one sitecustomize wins: run the one that this one hides (Debian ships one, and so may the job)."""
+    """Only one sitecustomize wins: run the one that this one hides (Debian ships one, and so may
+    the job).
+    """
     import importlib.machinery
 
     others = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
@@ -24,7 +28,9 @@ def _run_the_hidden_one() -> None:
 try:
     _run_the_hidden_one()
 except Exception as error:  # as Python itself does: it is shown and goes no further
-    sys.stderr.write("ecrl: the sitecustomize that the job has failed: %s: %s\n" % (type(error).__name__, error))
+    sys.stderr.write(
+        "ecrl: the sitecustomize that the job has failed: %s: %s\n" % (type(error).__name__, error)
+    )
 
 if os.environ.get("ECRL_RECORD"):
     try:
@@ -32,4 +38,6 @@ if os.environ.get("ECRL_RECORD"):
 
         install()
     except Exception as error:
-        sys.stderr.write("ecrl: this process is not recorded: %s: %s\n" % (type(error).__name__, error))
+        sys.stderr.write(
+            "ecrl: this process is not recorded: %s: %s\n" % (type(error).__name__, error)
+        )

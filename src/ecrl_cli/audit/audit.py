@@ -1,4 +1,6 @@
-"""Runs an audit of a command: undisturbed runs first, then one arm per planned fault, then the verdict and its page."""
+"""Runs an audit of a command: undisturbed runs first, then one arm per planned fault, then the
+verdict and its page.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,17 @@ def folder_of(config: AuditConfig, words: tuple[str, ...]) -> Path:
 
 
 def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Path, AuditVerdict]:
-    """Run every arm and judge. ConfigError, with the last line of its output, if the command cannot be audited."""
+    """Run every arm and judge. ConfigError, with the last line of its output, if the command cannot
+    be audited.
+    """
     folder = folder_of(config, words)
     check_command(config, words)
     _check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for arm in folder.glob("*/arm.json"):
-        shutil.rmtree(arm.parent)  # of an earlier audit, perhaps with other failures: who judges the folder again would judge them too
+        # of an earlier audit, perhaps with other failures: who judges the folder again would judge
+        # them too
+        shutil.rmtree(arm.parent)
     job = Job(words, config.audit, install_recorder(folder))
     references = _references(job, config, folder, say)
     job, undisturbed = job.beside(references[0]), judged_arm(references[0])
@@ -58,11 +64,19 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     if not plan:
         raise too_few_steps(undisturbed)
     spent = references[0].launches[-1].seconds
-    rest = f"{plural(len(plan), 'arm')} with failures, roughly {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
+    rest = (
+        f"{plural(len(plan), 'arm')} with failures, roughly"
+        f" {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
+    )
     say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
-    asked = {"command": masked(words), "config": _without_secrets(config), "plan": [encode(arm) for arm in plan]}
+    asked = {
+        "command": masked(words),
+        "config": _without_secrets(config),
+        "plan": [encode(arm) for arm in plan],
+    }
     names = [arm.name for arm in plan]
-    write_result(folder, judge(references, [], config.audit.order, names), asked)  # of an audit that is stopped now
+    # of an audit that is stopped now
+    write_result(folder, judge(references, [], config.audit.order, names), asked)
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         faulted += _cold(job, references[0], folder, say)
@@ -73,24 +87,42 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
 
 def _without_secrets(config: AuditConfig) -> dict[str, Any]:
     """The configuration as audit.json holds it."""
-    keys = replace(config.audit, resume=masked_text(config.audit.resume), elastic=masked_text(config.audit.elastic))
+    keys = replace(
+        config.audit,
+        resume=masked_text(config.audit.resume),
+        elastic=masked_text(config.audit.elastic),
+    )
     return cast(dict[str, Any], encode(replace(config, audit=keys)))
 
 
 def check_command(config: AuditConfig, words: tuple[str, ...]) -> None:
     """ConfigError if two arms would write to the same place."""
     if not any("{dir}" in word for word in words) and not config.audit.own_dir:
-        way = "write {dir} where the job writes (train.py --out {dir}), or say audit.own_dir=true if it obeys ECRL_ARM_DIR"
-        raise ConfigError("COMMAND", "names no {dir}: every arm would write to the same place, and resume from another's checkpoints", way)
+        way = (
+            "write {dir} where the job writes (train.py --out {dir}), or say audit.own_dir=true if"
+            " it obeys ECRL_ARM_DIR"
+        )
+        raise ConfigError(
+            "COMMAND",
+            "names no {dir}: every arm would write to the same place, and resume from another's"
+            " checkpoints",
+            way,
+        )
     if config.audit.elastic and "{dir}" not in config.audit.elastic and not config.audit.own_dir:
-        raise ConfigError("audit.elastic", "names no {dir}: it would not find what the command has saved", "write {dir} where the job writes")
+        raise ConfigError(
+            "audit.elastic",
+            "names no {dir}: it would not find what the command has saved",
+            "write {dir} where the job writes",
+        )
 
 
 def _check_folder(folder: Path) -> None:
     check_space(folder)
     strange = [child.name for child in folder.iterdir()] if folder.is_dir() else []
     if strange and "audit.json" not in strange and "recorder" not in strange:
-        raise ConfigError("run_dir", f"{folder} holds other things ({strange[0]})", "name a new folder")
+        raise ConfigError(
+            "run_dir", f"{folder} holds other things ({strange[0]})", "name a new folder"
+        )
 
 
 def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[Arm]:
@@ -118,28 +150,46 @@ def _faulted(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
 
 
 def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
-    """A few steps of the command of a second attempt, in an empty folder. No arm if the job does not start like that."""
+    """A few steps of the command of a second attempt, in an empty folder. No arm if the job does
+    not start like that.
+    """
     last, rank = path_of(reference).last, max(process.rank for process in reference.processes)
     say(f"{COLD}: a start with nothing to resume from, for {plural(COLD_STEPS, 'step')}")
-    faults = (PlannedFault(0, 0, "kill", rank, COLD_STEPS + 1, "before"),) if last > COLD_STEPS else ()
-    run_arm(replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True), folder / COLD, faults, say)
+    faults = (
+        (PlannedFault(0, 0, "kill", rank, COLD_STEPS + 1, "before"),) if last > COLD_STEPS else ()
+    )
+    run_arm(
+        replace(job, keys=replace(job.keys, max_restarts=0, elastic=""), cold=True),
+        folder / COLD,
+        faults,
+        say,
+    )
     try:
         return [read_arm(folder / COLD)]
     except EvidenceMissing:
-        say(f"{COLD}: the job does not start without its state ({last_words(folder / COLD) or 'it printed nothing'}): nothing to compare with")
+        say(
+            f"{COLD}: the job does not start without its state"
+            f" ({last_words(folder / COLD) or 'it printed nothing'}): nothing to compare with"
+        )
         shutil.rmtree(folder / COLD)
         return []
 
 
 def asked_of(folder: Path) -> dict[str, Any]:
-    """The command, configuration and plan of an audit that was run in `folder`, as far as its audit.json tells."""
+    """The command, configuration and plan of an audit that was run in `folder`, as far as its
+    audit.json tells.
+    """
     refuse_links(folder, ("audit.json",))
     try:
         document = read_json(folder / "audit.json") if (folder / "audit.json").exists() else {}
     except RecordError:
         return {}  # it is written anew
     kinds = {"command": list, "config": dict, "plan": list}
-    return {key: document[key] for key, kind in kinds.items() if isinstance(document, dict) and isinstance(document.get(key), kind)}
+    return {
+        key: document[key]
+        for key, kind in kinds.items()
+        if isinstance(document, dict) and isinstance(document.get(key), kind)
+    }
 
 
 def order_of(asked: dict[str, Any]) -> str:
@@ -161,9 +211,16 @@ def planned_of(asked: dict[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def judge_folder(folder: Path, reference: Path | None, order: str, planned: Iterable[str] = (), anew: bool = False) -> AuditVerdict:
-    """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of arms, from elsewhere; `planned`: the arms that were
-    to be run; `anew`: as `audit.anew`."""
+def judge_folder(
+    folder: Path,
+    reference: Path | None,
+    order: str,
+    planned: Iterable[str] = (),
+    anew: bool = False,
+) -> AuditVerdict:
+    """Judge the recording under `folder`, whoever made it; `reference`: an arm, or a folder of
+    arms, from elsewhere; `planned`: the arms that were to be run; `anew`: as `audit.anew`.
+    """
     references, faulted = arms_of(folder)
     if reference is not None:
         others, arms = arms_of(reference)
@@ -173,14 +230,28 @@ def judge_folder(folder: Path, reference: Path | None, order: str, planned: Iter
 
 def write_result(folder: Path, verdict: AuditVerdict, more: dict[str, Any]) -> None:
     """Write audit.json and report/index.html."""
-    document = {"schema_version": SCHEMA_VERSION, **verdict.to_json(), "python": sys.version.split()[0], "costs": _costs(verdict), **more}
-    document["versions"] = next((process.versions for judged in verdict.references for process in judged.arm.processes), {})
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        **verdict.to_json(),
+        "python": sys.version.split()[0],
+        "costs": _costs(verdict),
+        **more,
+    }
+    document["versions"] = next(
+        (process.versions for judged in verdict.references for process in judged.arm.processes), {}
+    )
     refuse_links(folder, ("report", "audit.json"))  # a stranger's recording may point elsewhere
     write_json(folder / "audit.json", document)
     (folder / "report").mkdir(exist_ok=True)
-    write_whole(folder / "report" / "index.html", page(folder.name, verdict, document, folder).encode(), durable=False)
+    write_whole(
+        folder / "report" / "index.html",
+        page(folder.name, verdict, document, folder).encode(),
+        durable=False,
+    )
 
 
 def _costs(verdict: AuditVerdict) -> dict[str, Any]:
     """By arm."""
-    return {judged.arm.name: encode(costs_of(judged)) for judged in (*verdict.references, *verdict.arms)}
+    return {
+        judged.arm.name: encode(costs_of(judged)) for judged in (*verdict.references, *verdict.arms)
+    }

@@ -10,20 +10,27 @@ from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimi
 from ecrl_cli.audit.lineage import Path, Resumed
 from ecrl_cli.audit.steps import Step
 
-FEWEST_PAIRS, SHUFFLED = 6, 0.25  # pairs of samples that tell a shuffle from a position, and the share of them that chance leaves
+# pairs of samples that tell a shuffle from a position, and the share of them that chance leaves
+FEWEST_PAIRS, SHUFFLED = 6, 0.25
 ELSEWHERE = (
-    "everything on record before it is that of the undisturbed run, so it is something that the job keeps elsewhere (a normaliser, a target or "
-    "teacher network, a running average, an environment, a generator of its own) and did not restore"
+    "everything on record before it is that of the undisturbed run, so it is something that the job"
+    " keeps elsewhere (a normaliser, a target or teacher network, a running average, an"
+    " environment, a generator of its own) and did not restore"
 )
 BUCKETS = (
-    "nothing was lost: DistributedDataParallel fills its buckets anew after the first step of each process, and with three ranks or more "
-    "adds up gradients in another order in that step. One forward and backward pass before the first step, or find_unused_parameters=True, "
-    "makes restarts exact"
+    "nothing was lost: DistributedDataParallel fills its buckets anew after the first step of each"
+    " process, and with three ranks or more adds up gradients in another order in that step. One"
+    " forward and backward pass before the first step, or find_unused_parameters=True, makes"
+    " restarts exact"
 )
 
 
-def cause_of(judged: Judged, step: int, attempt: int, due: Step, ours: Step, names: Sequence[str]) -> str:
-    """The cause of the first difference between `ours` and `due`: the same step undisturbed, or in its first pass. `names`: what differs."""
+def cause_of(
+    judged: Judged, step: int, attempt: int, due: Step, ours: Step, names: Sequence[str]
+) -> str:
+    """The cause of the first difference between `ours` and `due`: the same step undisturbed, or in
+    its first pass. `names`: what differs.
+    """
     first = names[0]
     begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
     fresh = begun is not None and step == (begun.after or 0) + 1
@@ -32,35 +39,62 @@ def cause_of(judged: Judged, step: int, attempt: int, due: Step, ours: Step, nam
     if first == "samples":
         return "it consumed other samples"  # `exactly once` says which, and why
     if first == "settings":
-        said = MEANING["settings"] if fresh else "the learning-rate schedule, or what else sets the optimizer's settings, goes on otherwise"
-        return said + named(optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers)
+        said = (
+            MEANING["settings"]
+            if fresh
+            else (
+                "the learning-rate schedule, or what else sets the optimizer's settings, goes on"
+                " otherwise"
+            )
+        )
+        return said + named(
+            optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers
+        )
     if first in GENERATORS and not fresh:
-        return f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
+        return (
+            f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
+        )
     if first == "loss":
-        return ELSEWHERE if fresh and not _state_apart(due, ours) else _later(step, begun, MEANING["loss"])
+        return (
+            ELSEWHERE
+            if fresh and not _state_apart(due, ours)
+            else _later(step, begun, MEANING["loss"])
+        )
     if first == "watched":
-        return f"what the job watches by name was not restored: {', '.join(_watched_apart(due, ours)) or 'watched'}"
+        return (
+            "what the job watches by name was not restored:"
+            f" {', '.join(_watched_apart(due, ours)) or 'watched'}"
+        )
     if first == "model input" and not fresh:
         return _later(step, begun, MEANING["model input"])
     return MEANING[first]
 
 
 def _of_update(judged: Judged, begun: Resumed | None, due: Step, ours: Step, first: str) -> str:
-    """The update itself differs, though its loss does not. `begun`: the attempt, if this is its first step."""
+    """The update itself differs, though its loss does not. `begun`: the attempt, if this is its
+    first step.
+    """
     apart = [name for name in ("parameters", "optimizer") if _before_apart(due, ours, name)]
     if apart:
         names = optimizers_apart(ours.optimizers_before, due.optimizers_before, apart[-1])
         what = "the optimizer's state" if apart[-1] == "optimizer" else "the parameters"
-        return f"{what}{named(names, ours.optimizers_before)} before it was not that of the undisturbed run"
+        return (
+            f"{what}{named(names, ours.optimizers_before)} before it was not that of the"
+            " undisturbed run"
+        )
     processes = judged.arm.attempts[begun.attempt] if begun is not None else []
-    parallel = any("DistributedDataParallel" in (process.start or {}).get("models", ()) for process in processes)
+    parallel = any(
+        "DistributedDataParallel" in (process.start or {}).get("models", ())
+        for process in processes
+    )
     if parallel and max(process.world_size for process in processes) > 2:
         return BUCKETS
     whose = named(optimizers_apart(ours.optimizers, due.optimizers, first), ours.optimizers)
     if begun is None:
         return f"the update{whose} differs, though its loss and the state before it do not"
     kept = (
-        "the loss and the state before it are right: the gradients of other micro-batches, a clipping norm, a mask, requires_grad, or what the update"
+        "the loss and the state before it are right: the gradients of other micro-batches, a"
+        " clipping norm, a mask, requires_grad, or what the update"
     )
     return f"the update{whose} differs. {kept} keeps elsewhere was not restored"
 
@@ -82,7 +116,14 @@ def _later(step: int, begun: Resumed | None, otherwise: str) -> str:
 
 def _watched_apart(due: Step, ours: Step) -> list[str]:
     """The names of what the job watches that differ."""
-    one, other = (dict(part.rpartition(" ")[::2] for part in step.digests.get("watched", "").split(", ") if part) for step in (due, ours))
+    one, other = (
+        dict(
+            part.rpartition(" ")[::2]
+            for part in step.digests.get("watched", "").split(", ")
+            if part
+        )
+        for step in (due, ours)
+    )
     return sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
 
 
@@ -90,18 +131,30 @@ def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
     """Whether the samples of `rank` from `step` to `until` are the due ones in another order."""
 
     def consumed(path: Path) -> Counter[str]:
-        numbers = [number for number in path.steps if step <= number <= until and rank in path.steps[number]]
-        return Counter(sample for number in numbers for sample in path.steps[number][rank][1].samples)
+        numbers = [
+            number
+            for number in path.steps
+            if step <= number <= until and rank in path.steps[number]
+        ]
+        return Counter(
+            sample for number in numbers for sample in path.steps[number][rank][1].samples
+        )
 
     return consumed(ours) == consumed(due)
 
 
 def is_shuffled(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
-    """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two that come one after the other ever do so in the
-    undisturbed run. From another position in the same order most would."""
+    """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two
+    that come one after the other ever do so in the undisturbed run. From another position in the
+    same order most would.
+    """
 
     def pairs(path: Path, first: int, last: int) -> list[tuple[str, str]]:
-        numbers = [number for number in sorted(path.steps) if first <= number <= last and rank in path.steps[number]]
+        numbers = [
+            number
+            for number in sorted(path.steps)
+            if first <= number <= last and rank in path.steps[number]
+        ]
         consumed = [sample for number in numbers for sample in path.steps[number][rank][1].samples]
         return list(itertools.pairwise(consumed))
 

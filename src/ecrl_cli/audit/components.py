@@ -13,7 +13,8 @@ from ecrl_cli.audit.steps import Optimizers, Step
 KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
 SHOWN = 8
 
-# Components of a step, ordered by cause: a difference in one explains those in later ones, so the first that differs names the cause.
+# Components of a step, ordered by cause: a difference in one explains those in later ones, so the
+# first that differs names the cause.
 COMPONENTS = (
     "samples",
     "input",
@@ -42,14 +43,19 @@ _NAME = re.compile(r"^(?P<kind>.*?)\[(?P<tensors>\d+)\][0-9a-f]*(?:\.(?P<number>
 # By component, the cause of a difference, where nothing else differs before it.
 MEANING = {
     "samples": "the data position was not restored",
-    "input": "the same samples came out as other tensors: augmentation or a worker's seed was not restored",
+    "input": (
+        "the same samples came out as other tensors: augmentation or a worker's seed was not"
+        " restored"
+    ),
     "generators": "torch's random number generators were not restored",
     "python generator": "Python's random number generator was not restored",
     "numpy generator": "numpy's random number generator was not restored",
     "settings": "the learning-rate schedule, or another setting of the optimizer, was not restored",
     "scale": "the gradient scaler was not restored",
-    "model input": "other tensors entered the model: what the job keeps elsewhere, between its data and its model (a normaliser, a memory, an "
-    "environment), was not restored",
+    "model input": (
+        "other tensors entered the model: what the job keeps elsewhere, between its data and its"
+        " model (a normaliser, a memory, an environment), was not restored"
+    ),
     "loss": "something that enters the loss was not restored",
     "buffers": "the model's buffers were not restored",
     "parameters": "something that the update depends on was not restored",
@@ -78,11 +84,14 @@ class Judged:
     path: Path
     differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
-    without_effect: frozenset[str] = frozenset()  # what differs though nothing that follows from it does
+    # what differs though nothing that follows from it does
+    without_effect: frozenset[str] = frozenset()
 
 
 def value_of(step: Step, component: str) -> object:
-    """The recorded value of `component` in `step`; None if not recorded. By optimizer where each has its own."""
+    """The recorded value of `component` in `step`; None if not recorded. By optimizer where each
+    has its own.
+    """
     if component in _PART_OF:
         return part_of(step.optimizers, component) or None
     if component == "samples":
@@ -105,8 +114,10 @@ def part_of(optimizers: Optimizers, component: str) -> dict[str, str]:
 
 
 def unequal(one: object, other: object) -> bool:
-    """Whether two recorded values differ; of what each optimizer has for itself, in one that both have; of what entered the model, in the last passes
-    that both have: an evaluation before the step, which a restarted process need not repeat, comes first."""
+    """Whether two recorded values differ; of what each optimizer has for itself, in one that both
+    have; of what entered the model, in the last passes that both have: an evaluation before the
+    step, which a restarted process need not repeat, comes first.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return any(one[name] != other[name] for name in one.keys() & other.keys())
     if isinstance(one, Entered) and isinstance(other, Entered) and len(one) != len(other):
@@ -120,16 +131,26 @@ class Entered(tuple[str, ...]):
 
 
 def differing(one: Step, other: Step, resumed: bool = False) -> tuple[str, ...]:
-    """The components that both recorded with different values. `resumed`: `one` is the first step of an attempt that may have gone on in the middle
-    of it, after some of its micro-batches: it has the rest of what was due."""
+    """The components that both recorded with different values. `resumed`: `one` is the first step
+    of an attempt that may have gone on in the middle of it, after some of its micro-batches: it has
+    the rest of what was due.
+    """
     values = [(name, value_of(one, name), value_of(other, name)) for name in COMPONENTS]
-    pairs = [(name, a, _rest(b, a) if resumed else b) for name, a, b in values if a is not None and b is not None]
+    pairs = [
+        (name, a, _rest(b, a) if resumed else b)
+        for name, a, b in values
+        if a is not None and b is not None
+    ]
     return tuple(name for name, a, b in pairs if unequal(a, b))
 
 
 def _rest(due: object, ours: object) -> object:
     """The end of `due`, as long as `ours`, where both are sequences."""
-    return due[-len(ours) :] if isinstance(due, tuple) and isinstance(ours, tuple) and 0 < len(ours) < len(due) else due
+    return (
+        due[-len(ours) :]
+        if isinstance(due, tuple) and isinstance(ours, tuple) and 0 < len(ours) < len(due)
+        else due
+    )
 
 
 def optimizers_apart(one: Optimizers, other: Optimizers, component: str) -> list[str]:
@@ -144,40 +165,61 @@ def in_words(name: str) -> str:
     if not match:
         return name or "the optimizer"
     number = f", number {match['number']}" if match["number"] else ""
-    return f"{match['kind']} of {match['tensors']} tensor{'s' if match['tensors'] != '1' else ''}{number}"
+    return (
+        f"{match['kind']} of {match['tensors']}"
+        f" tensor{'s' if match['tensors'] != '1' else ''}{number}"
+    )
 
 
 def named(names: list[str], every: Optimizers) -> str:
     """` of AdamW of 12 tensors` where the job has more than one optimizer, else nothing."""
     if len(every) < 2 or not names:
         return ""
-    return " of " + " and ".join(in_words(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        " of "
+        + " and ".join(in_words(name) for name in names[:3])
+        + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    )
 
 
-def compare(path: Path, reference: Path, ignored: frozenset[str] = frozenset()) -> dict[int, tuple[str, ...]]:
+def compare(
+    path: Path, reference: Path, ignored: frozenset[str] = frozenset()
+) -> dict[int, tuple[str, ...]]:
     """By step, the components in which any rank differs from the same rank of `reference`."""
     found: dict[int, tuple[str, ...]] = {}
     for number in sorted(path.steps.keys() & reference.steps.keys()):
         names: set[str] = set()
         for rank, (attempt, step) in path.steps[number].items():
             if rank in reference.steps[number] and attempt not in path.resized:
-                names.update(differing(step, reference.steps[number][rank][1], path.is_first(number, attempt)))
+                names.update(
+                    differing(
+                        step, reference.steps[number][rank][1], path.is_first(number, attempt)
+                    )
+                )
         names -= ignored
         if names:
             found[number] = tuple(name for name in COMPONENTS if name in names)
     return found
 
 
-# Generators that many jobs leave unseeded because they do not use them: compared only if two undisturbed runs agree in them.
+# Generators that many jobs leave unseeded because they do not use them: compared only if two
+# undisturbed runs agree in them.
 UNSEEDED = ("python generator", "numpy generator")
 
 
 def unseeded(references: list[Judged]) -> frozenset[str]:
-    """Those of UNSEEDED in which undisturbed runs differ; all of them if there is only one undisturbed run."""
+    """Those of UNSEEDED in which undisturbed runs differ; all of them if there is only one
+    undisturbed run.
+    """
     if len(references) < 2:
         return frozenset(UNSEEDED)
     first, *others = references
-    differs = {name for other in others for names in compare(other.path, first.path).values() for name in names}
+    differs = {
+        name
+        for other in others
+        for names in compare(other.path, first.path).values()
+        for name in names
+    }
     return frozenset(differs & set(UNSEEDED))
 
 
@@ -189,7 +231,8 @@ def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
 
 
 def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
-    """What of `components` the undisturbed run recorded and this arm did not, in one sentence; empty if nothing is missing.
+    """What of `components` the undisturbed run recorded and this arm did not, in one sentence;
+    empty if nothing is missing.
 
     A rank that died has no record of the steps that the others finished without it.
     """
@@ -203,9 +246,16 @@ def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -
             continue
         for rank, (_, due) in reference.path.steps.get(number, {}).items():
             if rank in ranks:
-                missing = [name for name in components if value_of(due, name) is not None and value_of(ranks[rank][1], name) is None]
+                missing = [
+                    name
+                    for name in components
+                    if value_of(due, name) is not None and value_of(ranks[rank][1], name) is None
+                ]
                 if missing:
-                    return f"the {missing[0]} of step {number}, rank {rank}, is not on record (attempt {attempt})"
+                    return (
+                        f"the {missing[0]} of step {number}, rank {rank}, is not on record (attempt"
+                        f" {attempt})"
+                    )
             elif attempt == final:
                 return f"step {number} of rank {rank} is not on record (attempt {attempt})"
     return ""
@@ -215,36 +265,64 @@ FOLLOWING = 3  # updates that must be right for a state to be without effect on 
 GENERATORS = ("generators", "python generator", "numpy generator")
 
 
-def judged_arm(arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()) -> Judged:
-    """The arm's path, held against the reference's. Left out are a generator whose state differs where nothing else ever does (what is drawn from it,
-    a loader's seed, say, is no part of the training), and an optimizer's state that differs while all updates that follow are the same (it is kept in
-    another form: an optimizer that each rank holds a part of)."""
+def judged_arm(
+    arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()
+) -> Judged:
+    """The arm's path, held against the reference's. Left out are a generator whose state differs
+    where nothing else ever does (what is drawn from it, a loader's seed, say, is no part of the
+    training), and an optimizer's state that differs while all updates that follow are the same (it
+    is kept in another form: an optimizer that each rank holds a part of).
+    """
     if reference is None:
         return Judged(arm, path_of(arm), {}, ignored)
     arm = without_trials(arm, reference.path)
     path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
-    again = {name for _, _, _, before, after in path.done_again for name in differing(before, after)} - ignored
+    again = {
+        name for _, _, _, before, after in path.done_again for name in differing(before, after)
+    } - ignored
     names = {name for found in differs.values() for name in found} | again
     # What first differs in one of the last steps has had nothing to show itself in.
     since = max(
-        (min(step for step in differs if name in differs[step]) for name in names if any(name in found for found in differs.values())), default=0
+        (
+            min(step for step in differs if name in differs[step])
+            for name in names
+            if any(name in found for found in differs.values())
+        ),
+        default=0,
     )
     idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
     if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names))
     drawn = _without_effect(differs, names)
     if drawn:
-        left = {step: tuple(name for name in found if name not in drawn) for step, found in differs.items()}
-        return Judged(arm, path, {step: found for step, found in left.items() if found}, ignored | drawn, drawn)
+        left = {
+            step: tuple(name for name in found if name not in drawn)
+            for step, found in differs.items()
+        }
+        return Judged(
+            arm,
+            path,
+            {step: found for step, found in left.items() if found},
+            ignored | drawn,
+            drawn,
+        )
     return Judged(arm, path, differs, ignored)
 
 
 def _without_effect(differs: dict[int, tuple[str, ...]], names: set[str]) -> frozenset[str]:
-    """The generators, if steps passed in which only they differed, and what differed next cannot have been drawn."""
+    """The generators, if steps passed in which only they differed, and what differed next cannot
+    have been drawn.
+    """
     drawn = names & set(GENERATORS)
-    others = {step: [name for name in found if name not in drawn] for step, found in differs.items()}
+    others = {
+        step: [name for name in found if name not in drawn] for step, found in differs.items()
+    }
     first = min((step for step, found in others.items() if found), default=None)
     if not drawn or first is None or min(differs) == first:
         return frozenset()
-    return frozenset(drawn) if others[first][0] in ("settings", "scale", "buffers", "parameters", "optimizer") else frozenset()
+    return (
+        frozenset(drawn)
+        if others[first][0] in ("settings", "scale", "buffers", "parameters", "optimizer")
+        else frozenset()
+    )

@@ -1,4 +1,6 @@
-"""Reads a folder of torch.distributed.checkpoint (DCP) without torch, and without executing its `.metadata`, which is a pickle."""
+"""Reads a folder of torch.distributed.checkpoint (DCP) without torch, and without executing its
+`.metadata`, which is a pickle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MAX_ASSEMBLED = 2**31  # bytes of a tensor that is in parts
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of an entry: where in the full tensor it lies, and where its bytes (written by torch.save) lie in which file."""
+    """A part of an entry: where in the full tensor it lies, and where its bytes (written by
+    torch.save) lie in which file.
+    """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -35,7 +39,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: a tensor of `dtype` and `shape`, or bytes (`dtype` empty, one chunk). `path`: the keys that lead to it in the saved state."""
+    """One entry: a tensor of `dtype` and `shape`, or bytes (`dtype` empty, one chunk). `path`: the
+    keys that lead to it in the saved state.
+    """
 
     name: str
     path: tuple[str | int, ...]
@@ -46,7 +52,9 @@ class Entry:
 
 def is_dcp_folder(folder: Path) -> bool:
     """Whether DCP has written `folder`."""
-    return (folder / METADATA).is_file() and any(child.suffix == ".distcp" for child in folder.iterdir())
+    return (folder / METADATA).is_file() and any(
+        child.suffix == ".distcp" for child in folder.iterdir()
+    )
 
 
 def entries_of(folder: Path) -> list[Entry]:
@@ -55,15 +63,24 @@ def entries_of(folder: Path) -> list[Entry]:
     try:
         fields = _fields(value)
         places = {_index(key): _fields(place) for key, place in fields["storage_data"]}
-        paths = {name: path for name, path in fields.get("planner_data") or () if isinstance(path, tuple)}
-        return [_entry(name, entry, paths.get(name, (name,)), places) for name, entry in fields["state_dict_metadata"]]
+        paths = {
+            name: path for name, path in fields.get("planner_data") or () if isinstance(path, tuple)
+        }
+        return [
+            _entry(name, entry, paths.get(name, (name,)), places)
+            for name, entry in fields["state_dict_metadata"]
+        ]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"metadata that is none of DCP ({type(error).__name__}: {str(error)[:80]})") from error
+        raise ValueError(
+            f"metadata that is none of DCP ({type(error).__name__}: {str(error)[:80]})"
+        ) from error
 
 
 def path_text(path: tuple[str | int, ...]) -> str:
     """`a.b[0]` of the path of an entry."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")
 
 
 @contextmanager
@@ -74,7 +91,9 @@ def _reader(folder: Path, chunk: Chunk) -> Iterator[Read]:
     with opened(folder / chunk.file, 2**62) as fd:
         if chunk.start + chunk.length > os.fstat(fd).st_size:
             raise ValueError(f"{chunk.file} ends early")
-        yield lambda at, count: os.pread(fd, max(0, min(count, chunk.length - at)), chunk.start + at)
+        yield lambda at, count: os.pread(
+            fd, max(0, min(count, chunk.length - at)), chunk.start + at
+        )
 
 
 @contextmanager
@@ -103,7 +122,10 @@ def tensor_bytes(folder: Path, entry: Entry) -> Iterator[bytes]:
     for chunk in entry.chunks:
         with chunk_file(folder, chunk) as file:
             data = b"".join(file.content(_tensor(file, entry, chunk)))
-        place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        place = tuple(
+            slice(start, start + size)
+            for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
+        )
         whole[place] = np.frombuffer(data, dtype=whole.dtype).reshape(chunk.sizes)
     yield whole.tobytes()
 
@@ -130,7 +152,9 @@ def _index(value: Any) -> tuple[str, tuple[int, ...] | None]:
 def _numbers(value: Any) -> tuple[int, ...]:
     """A torch.Size."""
     numbers = value.arguments[0] if isinstance(value, Instance) else value
-    if not isinstance(numbers, tuple) or not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+    if not isinstance(numbers, tuple) or not all(
+        type(number) is int and 0 <= number < 2**62 for number in numbers
+    ):
         raise ValueError("a size that is none")
     return numbers
 
@@ -148,9 +172,13 @@ def _entry(name: Any, value: Any, path: Any, places: dict[Any, dict[str, Any]]) 
     chunks = []
     for chunk in fields["chunks"]:
         offsets, sizes = _numbers(_fields(chunk)["offsets"]), _numbers(_fields(chunk)["sizes"])
-        if not len(offsets) == len(sizes) == len(shape) or any(o + s > n for o, s, n in zip(offsets, sizes, shape, strict=True)):
+        if not len(offsets) == len(sizes) == len(shape) or any(
+            o + s > n for o, s, n in zip(offsets, sizes, shape, strict=True)
+        ):
             raise ValueError(f"a part of {name[:80]!r} lies outside it")
-        chunks.append(_chunk(offsets, sizes, places[name, offsets if (name, offsets) in places else None]))
+        chunks.append(
+            _chunk(offsets, sizes, places[name, offsets if (name, offsets) in places else None])
+        )
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"the parts of {name[:80]!r} are not the whole")
     return Entry(name, path, dtype.name.rpartition(" ")[2], shape, tuple(chunks))
@@ -158,7 +186,9 @@ def _entry(name: Any, value: Any, path: Any, places: dict[Any, dict[str, Any]]) 
 
 def _chunk(offsets: tuple[int, ...], sizes: tuple[int, ...], place: dict[str, Any]) -> Chunk:
     file, start, length = place["relative_path"], place["offset"], place["length"]
-    if not isinstance(file, str) or not all(type(number) is int and 0 <= number < 2**62 for number in (start, length)):
+    if not isinstance(file, str) or not all(
+        type(number) is int and 0 <= number < 2**62 for number in (start, length)
+    ):
         raise ValueError("a place that is none")
     if place.get("transform_descriptors"):
         raise ValueError("its bytes are compressed")

@@ -1,7 +1,8 @@
-"""Whether the job is deterministic: what differs between runs, or parts of runs, that nothing has disturbed.
+"""Whether the job is deterministic: what differs between runs, or parts of runs, that nothing has
+disturbed.
 
-Besides the undisturbed runs, the first attempt of every arm up to its failure is one more of them: a
-difference there is no effect of the failure.
+Besides the undisturbed runs, the first attempt of every arm up to its failure is one more of them:
+a difference there is no effect of the failure.
 """
 
 from __future__ import annotations
@@ -9,25 +10,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ecrl_cli.audit.components import COMPONENTS, GENERATORS, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, compare, unseeded
+from ecrl_cli.audit.components import (
+    COMPONENTS,
+    GENERATORS,
+    KEPT,
+    NOT_CHECKED,
+    UNKNOWN,
+    Finding,
+    Judged,
+    compare,
+    unseeded,
+)
 from ecrl_cli.audit.lineage import Path, path_of
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.errors import plural
 
 # What to look at, by the component that differs first.
 CAUSES = {
-    "samples": "usual causes: a sampler or a shuffle without a seed (webdataset: .shuffle(n, seed=...)), files listed in no order",
+    "samples": (
+        "usual causes: a sampler or a shuffle without a seed (webdataset: .shuffle(n, seed=...)),"
+        " files listed in no order"
+    ),
     "input": "usual causes: augmentation or a worker without a seed, time in the data",
     "generators": "usual causes: no torch.manual_seed, draws whose number depends on time",
     "model input": "usual causes: noise from a generator without a seed, time in the data",
 }
-OTHERWISE = "usual causes: threads, cuDNN's choice of kernels, atomics on a GPU (torch.use_deterministic_algorithms(True)), time"
+OTHERWISE = (
+    "usual causes: threads, cuDNN's choice of kernels, atomics on a GPU"
+    " (torch.use_deterministic_algorithms(True)), time"
+)
 
 
 @dataclass(frozen=True)
 class Determinism:
-    """`finding`: the promise. `apart`: by component, the first step in which undisturbed runs differ.
-    `spread`: how far their losses are apart at most."""
+    """`finding`: the promise. `apart`: by component, the first step in which undisturbed runs
+    differ.
+    `spread`: how far their losses are apart at most.
+    """
 
     finding: Finding | None
     apart: Mapping[str, int] = field(default_factory=dict)
@@ -39,10 +58,15 @@ class Determinism:
         return not self.apart and (self.finding is None or self.finding.status != UNKNOWN)
 
     def stable(self, component: str) -> bool:
-        """Whether undisturbed runs agree in `component`, and, but for the samples and the settings, in all that it may follow from."""
+        """Whether undisturbed runs agree in `component`, and, but for the samples and the settings,
+        in all that it may follow from.
+        """
         if component in ("samples", "settings"):
             return component not in self.apart
-        return not any(COMPONENTS.index(name) <= COMPONENTS.index(component) or name in GENERATORS for name in self.apart)
+        return not any(
+            COMPONENTS.index(name) <= COMPONENTS.index(component) or name in GENERATORS
+            for name in self.apart
+        )
 
 
 def determinism(references: list[Judged], arms: Iterable[Arm]) -> Determinism:
@@ -52,7 +76,11 @@ def determinism(references: list[Judged], arms: Iterable[Arm]) -> Determinism:
     first, *others = references
     left_out = unseeded(references)
     runs = [(other.arm.name, other.path) for other in others]
-    runs += [(f"attempt {min(arm.attempts)} of {arm.name} before its failure", path) for arm in arms if (path := before_failure(arm)).steps]
+    runs += [
+        (f"attempt {min(arm.attempts)} of {arm.name} before its failure", path)
+        for arm in arms
+        if (path := before_failure(arm)).steps
+    ]
     apart: dict[str, int] = {}
     first_apart: tuple[int, str, str] | None = None
     for name, path in runs:
@@ -63,40 +91,82 @@ def determinism(references: list[Judged], arms: Iterable[Arm]) -> Determinism:
         if differs and (first_apart is None or min(differs) < first_apart[0]):
             first_apart = (min(differs), differs[min(differs)][0], name)
     spread = max((distance(path, first.path) for _, path in runs), default=0.0)
-    return Determinism(_finding(first, others, runs, first_apart, left_out), apart, spread if apart else None)
+    return Determinism(
+        _finding(first, others, runs, first_apart, left_out), apart, spread if apart else None
+    )
 
 
 def _finding(
-    first: Judged, others: list[Judged], runs: list[tuple[str, Path]], apart: tuple[int, str, str] | None, left_out: frozenset[str]
+    first: Judged,
+    others: list[Judged],
+    runs: list[tuple[str, Path]],
+    apart: tuple[int, str, str] | None,
+    left_out: frozenset[str],
 ) -> Finding:
     promise = "deterministic"
     if apart is not None:
         step, component, name = apart
-        whose = "two undisturbed runs" if any(name == other.arm.name for other in others) else f"the undisturbed run and {name}"
-        said = f"{whose} differ from step {step} on, first in {component}: the effect of a failure cannot be told from that"
+        whose = (
+            "two undisturbed runs"
+            if any(name == other.arm.name for other in others)
+            else f"the undisturbed run and {name}"
+        )
+        said = (
+            f"{whose} differ from step {step} on, first in {component}: the effect of a failure"
+            " cannot be told from that"
+        )
         return Finding(
-            promise, UNKNOWN, said, name if name in {other.arm.name for other in others} else "", step, (CAUSES.get(component, OTHERWISE),)
+            promise,
+            UNKNOWN,
+            said,
+            name if name in {other.arm.name for other in others} else "",
+            step,
+            (CAUSES.get(component, OTHERWISE),),
         )
     for other in others:
         if first.path.last != other.path.last:
-            said = f"two undisturbed runs did {first.path.last} and {plural(other.path.last, 'step')}"
+            said = (
+                f"two undisturbed runs did {first.path.last} and {plural(other.path.last, 'step')}"
+            )
             return Finding(promise, UNKNOWN, said, other.arm.name)
-    evidence = tuple(f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out))
+    evidence = tuple(
+        f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out)
+    )
     if others:
-        return Finding(promise, KEPT, f"{len(others) + 1} undisturbed runs are equal in all {plural(first.path.last, 'step')}", evidence=evidence)
+        return Finding(
+            promise,
+            KEPT,
+            f"{len(others) + 1} undisturbed runs are equal in all"
+            f" {plural(first.path.last, 'step')}",
+            evidence=evidence,
+        )
     if runs:
         steps = max(path.last for _, path in runs)
-        said = f"one undisturbed run was recorded, and what came before the failures equals it in {plural(steps, 'step')}"
+        said = (
+            "one undisturbed run was recorded, and what came before the failures equals it in"
+            f" {plural(steps, 'step')}"
+        )
         return Finding(promise, KEPT, said, evidence=evidence)
-    return Finding(promise, NOT_CHECKED, "one undisturbed run was recorded; two show whether the job is deterministic")
+    return Finding(
+        promise,
+        NOT_CHECKED,
+        "one undisturbed run was recorded; two show whether the job is deterministic",
+    )
 
 
 def before_failure(arm: Arm) -> Path:
-    """The steps of an arm's first attempt that no failure can have reached; none where it is the only one and no failure is on record."""
+    """The steps of an arm's first attempt that no failure can have reached; none where it is the
+    only one and no failure is on record.
+    """
     number = min(arm.attempts)
-    struck = [int(fault.get("step") or 0) for process in arm.attempts[number] for fault in process.faults]
+    struck = [
+        int(fault.get("step") or 0) for process in arm.attempts[number] for fault in process.faults
+    ]
     end = min(struck, default=None if len(arm.attempts) > 1 else 0)
-    processes = [replace(process, steps=[step for step in process.steps if end is None or step.number < end]) for process in arm.attempts[number]]
+    processes = [
+        replace(process, steps=[step for step in process.steps if end is None or step.number < end])
+        for process in arm.attempts[number]
+    ]
     return path_of(Arm(arm.name, arm.folder, {number: processes}))
 
 
@@ -104,8 +174,22 @@ def distance(path: Path, reference: Path, since: int = 0) -> float:
     """How far the losses of the same step and rank are apart, at most, after step `since`."""
     found = 0.0
     for number in path.steps.keys() & reference.steps.keys():
-        for rank in path.steps[number].keys() & reference.steps[number].keys() if number > since else ():
-            ours, theirs = path.steps[number][rank][1].losses, reference.steps[number][rank][1].losses
-            pairs = [(one, other) for one, other in zip(ours, theirs, strict=False) if one is not None and other is not None]
-            found = max([found, *(abs(one - other) for one, other in pairs if one == one and other == other)])
+        for rank in (
+            path.steps[number].keys() & reference.steps[number].keys() if number > since else ()
+        ):
+            ours, theirs = (
+                path.steps[number][rank][1].losses,
+                reference.steps[number][rank][1].losses,
+            )
+            pairs = [
+                (one, other)
+                for one, other in zip(ours, theirs, strict=False)
+                if one is not None and other is not None
+            ]
+            found = max(
+                [
+                    found,
+                    *(abs(one - other) for one, other in pairs if one == one and other == other),
+                ]
+            )
     return found

@@ -1,4 +1,6 @@
-"""The content of one file that a job left, key by key: inert, without torch, and nothing in it is executed."""
+"""The content of one file that a job left, key by key: inert, without torch, and nothing in it is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ _MANGLED = re.compile(r"___torch_mangle_\d+")  # TorchScript counts the classes 
 
 @dataclass(frozen=True)
 class Content:
-    """`kind`: values (key by key, in `entries`), lines (text, in `lines`), bytes, picture, link, or unreadable (then `problem` says why).
+    """`kind`: values (key by key, in `entries`), lines (text, in `lines`), bytes, picture, link, or
+    unreadable (then `problem` says why).
 
     `digest`: of all of it; two of one kind with equal digests are equal.
     """
@@ -67,7 +70,9 @@ class Content:
 
 
 def content_of(path: Path, folder: str) -> Content:
-    """The content of the regular file `path`. In texts `folder` is replaced by {dir}: it is another in each arm. OSError as from `open`."""
+    """The content of the regular file `path`. In texts `folder` is replaced by {dir}: it is another
+    in each arm. OSError as from `open`.
+    """
     with opened(path, MAX_FILE) as fd:
         size = os.fstat(fd).st_size
         try:
@@ -80,7 +85,11 @@ def _read(path: Path, fd: int, size: int, folder: str) -> Content:
     suffix, start = path.suffix.lower(), os.pread(fd, 16, 0)
     if suffix == ".safetensors":
         return of_entries(
-            {name: f"{t.dtype} {t.shape} {t.digest[:DIGEST_LENGTH]}" for name, t in safetensors_facts(PosixFs(), fd, size, DIGEST)}, size
+            {
+                name: f"{t.dtype} {t.shape} {t.digest[:DIGEST_LENGTH]}"
+                for name, t in safetensors_facts(PosixFs(), fd, size, DIGEST)
+            },
+            size,
         )
     if suffix in (".npz", ".npy"):
         return of_entries(dict(_of_numpy(fd, suffix)), size)
@@ -92,7 +101,12 @@ def _read(path: Path, fd: int, size: int, folder: str) -> Content:
         return Content("picture", size, _whole(fd, size))
     opaque = next((name for magic, name in _OPAQUE.items() if start.startswith(magic)), "")
     if opaque:
-        return Content("unreadable", size, _whole(fd, size), problem=f"{opaque}: its bytes tell how it was written too")
+        return Content(
+            "unreadable",
+            size,
+            _whole(fd, size),
+            problem=f"{opaque}: its bytes tell how it was written too",
+        )
     return _of_text(fd, size, suffix, folder) or Content("bytes", size, _whole(fd, size))
 
 
@@ -115,13 +129,19 @@ def _file_of(fd: int, size: int, member: str = "data.pkl") -> TorchSaveFile:
 
 def _of_numpy(fd: int, suffix: str) -> Iterator[tuple[str, str]]:
     with open(fd, "rb", closefd=False) as file:
-        facts = npz_facts(file, DIGEST, _UNPACKED) if suffix == ".npz" else iter([("", npy_facts(file, DIGEST, _UNPACKED)[0])])
+        facts = (
+            npz_facts(file, DIGEST, _UNPACKED)
+            if suffix == ".npz"
+            else iter([("", npy_facts(file, DIGEST, _UNPACKED)[0])])
+        )
         for name, array in facts:
             yield name, f"{array.dtype} {array.shape} {array.digest[:DIGEST_LENGTH]}"
 
 
 def _of_zip(fd: int, size: int, folder: str) -> dict[str, str]:
-    """A file of torch.save or of TorchScript; of another zip file each member: the times in it are no content."""
+    """A file of torch.save or of TorchScript; of another zip file each member: the times in it are
+    no content.
+    """
     window = Window(lambda at, count: os.pread(fd, count, at), size, 2**24)
     with zipfile.ZipFile(cast(IO[bytes], window)) as archive:
         names = archive.namelist()
@@ -131,7 +151,9 @@ def _of_zip(fd: int, size: int, folder: str) -> dict[str, str]:
         left = 2 * size + 2**28
         for info in archive.infolist():
             name = info.filename.partition("/")[2] if pickled else info.filename
-            if pickled and (not name.startswith(("code/", "constants")) or name.endswith(".debug_pkl")):
+            if pickled and (
+                not name.startswith(("code/", "constants")) or name.endswith(".debug_pkl")
+            ):
                 continue
             left -= info.file_size
             if left < 0:
@@ -144,7 +166,9 @@ def _of_zip(fd: int, size: int, folder: str) -> dict[str, str]:
 def _member_digest(archive: zipfile.ZipFile, info: zipfile.ZipInfo, *, code: bool) -> str:
     with archive.open(info) as file:
         if code and info.file_size <= MAX_JSON:
-            return hexdigest(DIGEST, _MANGLED.sub("", file.read().decode("utf-8", "replace")).encode())
+            return hexdigest(
+                DIGEST, _MANGLED.sub("", file.read().decode("utf-8", "replace")).encode()
+            )
         return streamed(DIGEST, b"", iter(lambda: file.read(_PIECE), b""))
 
 
@@ -166,8 +190,18 @@ def _of_text(fd: int, size: int, suffix: str, folder: str) -> Content | None:
             pass  # no JSON, or too much of it: text
     lines = text.splitlines()
     if size > MAX_LINES_BYTES or len(lines) > MAX_LINES:
-        return Content("unreadable", size, _whole(fd, size), problem=f"{len(lines)} lines of text, too many to be compared one by one")
-    return Content("lines", size, hexdigest(DIGEST, text.encode()), lines=tuple(shortened(line) for line in lines))
+        return Content(
+            "unreadable",
+            size,
+            _whole(fd, size),
+            problem=f"{len(lines)} lines of text, too many to be compared one by one",
+        )
+    return Content(
+        "lines",
+        size,
+        hexdigest(DIGEST, text.encode()),
+        lines=tuple(shortened(line) for line in lines),
+    )
 
 
 def _as_pairs(value: Any, depth: int = 0) -> Any:
@@ -180,16 +214,26 @@ def _as_pairs(value: Any, depth: int = 0) -> Any:
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
     """`text`, of a long one the beginning and a digest."""
-    return text if len(text) <= limit else f"{text[:limit]}... {hexdigest(DIGEST, text.encode('utf-8', 'surrogatepass'))[:DIGEST_LENGTH]}"
+    return (
+        text
+        if len(text) <= limit
+        else (
+            f"{text[:limit]}..."
+            f" {hexdigest(DIGEST, text.encode('utf-8', 'surrogatepass'))[:DIGEST_LENGTH]}"
+        )
+    )
 
 
 class Flattener:
-    """The values of an inert structure by the path that leads to each; `file` holds its tensors. ValueError for too many, or too deep."""
+    """The values of an inert structure by the path that leads to each; `file` holds its tensors.
+    ValueError for too many, or too deep.
+    """
 
     def __init__(self, file: TorchSaveFile | None, folder: str) -> None:
         self._file, self._folder = file, folder
         self._left = MAX_VALUES
-        self._bytes = 2**28  # of texts and byte strings that are hashed: the same may be named often
+        # of texts and byte strings that are hashed: the same may be named often
+        self._bytes = 2**28
 
     def entries(self, value: Any = None, key: str = "") -> dict[str, str]:
         """Those of `value`, or of all that the file holds, below `key`."""
@@ -200,7 +244,9 @@ class Flattener:
     def _add(self, entries: dict[str, str], key: str, value: Any, depth: int) -> None:
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
-            raise ValueError("nested too deeply" if depth > MAX_DEPTH else f"more than {MAX_VALUES} values")
+            raise ValueError(
+                "nested too deeply" if depth > MAX_DEPTH else f"more than {MAX_VALUES} values"
+            )
         parts = list(self._parts(value))
         if not parts:
             entries[_free(entries, shortened(key, MAX_KEY))] = self._text(value, depth)
@@ -208,13 +254,17 @@ class Flattener:
             self._add(entries, f"{key}{name}" if key else name.removeprefix("."), item, depth + 1)
 
     def _parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """The parts of a container by the text that leads to them; none for a value, and for an empty container."""
+        """The parts of a container by the text that leads to them; none for a value, and for an
+        empty container.
+        """
         if isinstance(value, Pairs):
             yield from ((f".{self._key(key)}", item) for key, item in value)
         elif isinstance(value, list | tuple) and not isinstance(value, Elements):
             if not _one_value(value):
                 yield from ((f"[{number}]", item) for number, item in enumerate(value))
-        elif isinstance(value, Instance) and not (_is_bytes(value) or _simple(value) or _array_of(value)):
+        elif isinstance(value, Instance) and not (
+            _is_bytes(value) or _simple(value) or _array_of(value)
+        ):
             yield ".(class)", Named(value.kind)
             if value.arguments != ():
                 yield ".(arguments)", value.arguments
@@ -245,14 +295,25 @@ class Flattener:
         if isinstance(value, Elements):
             return self._set(value, depth)
         if isinstance(value, Pairs | list | tuple):
-            return f"{len(value)} numbers {self._hashed(json.dumps(value).encode())}" if value else "empty"
+            return (
+                f"{len(value)} numbers {self._hashed(json.dumps(value).encode())}"
+                if value
+                else "empty"
+            )
         if isinstance(value, Instance) and not _is_bytes(value):
-            return self._array(value) if _array_of(value) else f"{value.kind.replace(' ', '.')}{value.arguments!r}"
+            return (
+                self._array(value)
+                if _array_of(value)
+                else f"{value.kind.replace(' ', '.')}{value.arguments!r}"
+            )
         value = _bytes_of(value)
         if isinstance(value, bytes | bytearray):
             return f"{len(value)} bytes {self._hashed(bytes(value))}"
         if isinstance(value, int) and value.bit_length() > 1000:
-            return f"integer {self._hashed(value.to_bytes(value.bit_length() // 8 + 1, 'little', signed=True))}"
+            return (
+                "integer"
+                f" {self._hashed(value.to_bytes(value.bit_length() // 8 + 1, 'little', signed=True))}"
+            )
         if isinstance(value, str):
             self._charge(len(value))
             value = value.replace(self._folder, "{dir}")
@@ -264,11 +325,17 @@ class Flattener:
         digest = self._file.digest(value)[:DIGEST_LENGTH]
         if isinstance(value, Storage):
             return f"storage of {value.nbytes} bytes {digest}"
-        number = f"{_number(value.dtype, b''.join(self._file.content(value)))} " if value.nbytes <= 16 and not any(n > 1 for n in value.shape) else ""
+        number = (
+            f"{_number(value.dtype, b''.join(self._file.content(value)))} "
+            if value.nbytes <= 16 and not any(n > 1 for n in value.shape)
+            else ""
+        )
         return f"{number}{value.dtype} {value.shape} {digest}"
 
     def _set(self, value: Elements, depth: int) -> str:
-        return shortened("{" + ", ".join(sorted(self._inline(item, depth + 1) for item in value)) + "}")
+        return shortened(
+            "{" + ", ".join(sorted(self._inline(item, depth + 1) for item in value)) + "}"
+        )
 
     def _array(self, value: Instance) -> str:
         """A numpy array or scalar."""
@@ -277,7 +344,11 @@ class Flattener:
             entries: dict[str, str] = {}
             self._add(entries, "", data, MAX_DEPTH // 2)
             return f"{kind} {shape} {_digest(sorted(entries.items()))[:DIGEST_LENGTH]}"
-        number = f"{np.frombuffer(data, dtype=kind)[0]!r} " if value.kind.endswith(" scalar") and len(data) <= 16 and kind[:1] in "fiub" else ""
+        number = (
+            f"{np.frombuffer(data, dtype=kind)[0]!r} "
+            if value.kind.endswith(" scalar") and len(data) <= 16 and kind[:1] in "fiub"
+            else ""
+        )
         return f"{number}{kind} {shape} {self._hashed(data)}"
 
     def _hashed(self, data: bytes) -> str:
@@ -303,24 +374,37 @@ def _one_value(value: list[Any] | tuple[Any, ...]) -> bool:
     """Whether a list counts as one value: many integers, or very many numbers."""
     if len(value) < FEWEST_INTEGERS:
         return False
-    return all(type(item) is int for item in value) or (len(value) > MOST_ELEMENTS and all(type(item) in (int, float) for item in value))
+    return all(type(item) is int for item in value) or (
+        len(value) > MOST_ELEMENTS and all(type(item) in (int, float) for item in value)
+    )
 
 
 def _simple(value: Instance) -> bool:
     """Whether it is a call with a few plain arguments: a device, a size, an enum."""
-    plain = value.state is None and not value.items and not value.pairs and isinstance(value.arguments, tuple)
+    plain = (
+        value.state is None
+        and not value.items
+        and not value.pairs
+        and isinstance(value.arguments, tuple)
+    )
     return plain and all(_is_plain(item) for item in value.arguments) and len(value.arguments) < 16
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
-        return len(value) < 16 and all(type(item) in (int, float, bool, str, type(None)) for item in value)
-    return type(value) in (int, float, bool, type(None)) or (type(value) is str and len(value) <= MAX_TEXT)
+        return len(value) < 16 and all(
+            type(item) in (int, float, bool, str, type(None)) for item in value
+        )
+    return type(value) in (int, float, bool, type(None)) or (
+        type(value) is str and len(value) <= MAX_TEXT
+    )
 
 
 def _is_bytes(value: Any) -> bool:
     """Whether it is a byte string: protocol 2 has text instead, encoded by a call."""
-    named = isinstance(value, Instance) and value.kind == "_codecs encode" and len(value.arguments) == 2
+    named = (
+        isinstance(value, Instance) and value.kind == "_codecs encode" and len(value.arguments) == 2
+    )
     return named and isinstance(value.arguments[0], str)
 
 
@@ -341,7 +425,12 @@ def _array_of(value: Instance) -> tuple[tuple[int, ...], str, Any] | None:
         data = _bytes_of(data)
     else:
         return None
-    if not (isinstance(dtype, Instance) and dtype.arguments and isinstance(dtype.arguments[0], str) and isinstance(data, bytes | list)):
+    if not (
+        isinstance(dtype, Instance)
+        and dtype.arguments
+        and isinstance(dtype.arguments[0], str)
+        and isinstance(data, bytes | list)
+    ):
         return None
     if not isinstance(shape, tuple) or not all(type(number) is int for number in shape):
         return None
@@ -349,10 +438,27 @@ def _array_of(value: Instance) -> tuple[tuple[int, ...], str, Any] | None:
 
 
 _NUMPY = {
-    name: np.dtype(name) for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
+    name: np.dtype(name)
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+    )
 }
 
 
 def _number(dtype: str, data: bytes) -> str:
     """The value of a tensor of one element, where numpy has its type."""
-    return f"tensor({np.frombuffer(data, dtype=_NUMPY[dtype])[0].item()!r})" if dtype in _NUMPY and data else "tensor"
+    return (
+        f"tensor({np.frombuffer(data, dtype=_NUMPY[dtype])[0].item()!r})"
+        if dtype in _NUMPY and data
+        else "tensor"
+    )

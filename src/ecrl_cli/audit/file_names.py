@@ -1,4 +1,6 @@
-"""What the names of files and of values in them tell: which belong to an attempt or a machine, and not to the training."""
+"""What the names of files and of values in them tell: which belong to an attempt or a machine, and
+not to the training.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,50 @@ import re
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # A value under such a word is of this attempt, this process or this machine.
 _OF_ATTEMPT = {
-    *("time", "times", "timestamp", "timestamps", "datetime", "date", "elapsed", "duration", "second", "seconds", "sec", "secs", "ms"),
-    *("runtime", "walltime", "wall", "clock", "eta", "speed", "throughput", "fps", "created", "modified", "started", "finished"),
-    *("host", "hostname", "pid", "ppid", "uuid", "guid", "port", "user", "cwd", "argv", "command", "cmdline", "mem"),
+    *(
+        "time",
+        "times",
+        "timestamp",
+        "timestamps",
+        "datetime",
+        "date",
+        "elapsed",
+        "duration",
+        "second",
+        "seconds",
+        "sec",
+        "secs",
+        "ms",
+    ),
+    *(
+        "runtime",
+        "walltime",
+        "wall",
+        "clock",
+        "eta",
+        "speed",
+        "throughput",
+        "fps",
+        "created",
+        "modified",
+        "started",
+        "finished",
+    ),
+    *(
+        "host",
+        "hostname",
+        "pid",
+        "ppid",
+        "uuid",
+        "guid",
+        "port",
+        "user",
+        "cwd",
+        "argv",
+        "command",
+        "cmdline",
+        "mem",
+    ),
     *(
         "attempt",
         "attempts",
@@ -26,7 +69,9 @@ _OF_ATTEMPT = {
         "resumption",
     ),
 }
-_RUN_ID = re.compile(r"(?:^|[^a-z])(?:run|job|session|experiment|exp|trial|wandb|save|process|attempt)_?(?:id|name)s?$")
+_RUN_ID = re.compile(
+    r"(?:^|[^a-z])(?:run|job|session|experiment|exp|trial|wandb|save|process|attempt)_?(?:id|name)s?$"
+)
 # How a job was started the second time, and what schedulers count for a warning only.
 _HOW_STARTED = re.compile(
     r"^_?(?:(?:start|initial|first|begin)_(?:epoch|step|iter|iteration|batch|global_step)|init_from|load_from|load|load_checkpoint|pretrained"
@@ -49,14 +94,19 @@ _STEPS = {
     "current_epoch",
     "global_steps",
 }
-_SERIES = re.compile(r"hist|log|loss|metric|curve|record|trace|result|stats|train|acc", re.IGNORECASE)
+_SERIES = re.compile(
+    r"hist|log|loss|metric|curve|record|trace|result|stats|train|acc", re.IGNORECASE
+)
 _EVALUATED = re.compile(r"val|test|best|score", re.IGNORECASE)
 _ASIDE = (
     (re.compile(r"(?:^|/)events\.out\.tfevents\."), "TensorBoard's events hold times"),
     (re.compile(r"\.lock$"), "a lock"),
     (re.compile(r"(?:^|/)__pycache__/|\.pyc$"), "compiled code"),
     (re.compile(r"(?:^|/)core(?:\.\d+)?$"), "a core dump"),
-    (re.compile(r"\.te?mp(?:$|[.-])|\.part(?:ial)?$|(?:^|/)\.nfs|\.sw[op]$|~$|\.pid$"), "a temporary file"),
+    (
+        re.compile(r"\.te?mp(?:$|[.-])|\.part(?:ial)?$|(?:^|/)\.nfs|\.sw[op]$|~$|\.pid$"),
+        "a temporary file",
+    ),
     (re.compile(r"(?:^|/)(?:wandb|mlruns|\.git|\.aim|\.cache)/"), "a tracker's own record"),
     (re.compile(r"\.md$|\.html?$"), "text for people"),
 )
@@ -69,13 +119,17 @@ def not_judged(path: str) -> str:
 
 
 def is_of_attempt(key: str) -> bool:
-    """Whether a plain value under the path `key` belongs to an attempt, a process or a machine by its name."""
+    """Whether a plain value under the path `key` belongs to an attempt, a process or a machine by
+    its name.
+    """
     parts = [re.sub(r"\[\d+\]|#\d+$", "", part) for part in key.split(".")]
     words = {word.lower() for part in parts for word in _WORDS.findall(part)}
     last = parts[-1]
     if words & _OF_ATTEMPT and not words & {"step", "steps"}:
         return True
-    return last in _THIS_PROCESS or bool(_HOW_STARTED.search(last.lower()) or _RUN_ID.search(last.lower()))
+    return last in _THIS_PROCESS or bool(
+        _HOW_STARTED.search(last.lower()) or _RUN_ID.search(last.lower())
+    )
 
 
 def is_step(key: str) -> bool:
@@ -89,6 +143,8 @@ def is_series(key: str) -> bool:
 
 
 def blanked(path: str) -> str:
-    """`path` without the numbers that loggers and checkpoint callbacks add where a file is there already: version_1/, -v1."""
+    """`path` without the numbers that loggers and checkpoint callbacks add where a file is there
+    already: version_1/, -v1.
+    """
     folders, slash, name = path.rpartition("/")
     return re.sub(r"\d+", "0", folders) + slash + _VERSION.sub("", name)

@@ -1,7 +1,9 @@
-"""Reads a pickle as inert data: no class is looked up, no function is called, whatever the file asks for.
+"""Reads a pickle as inert data: no class is looked up, no function is called, whatever the file
+asks for.
 
-Numbers, text, lists and tuples become themselves. A dictionary becomes `Pairs`, a set `Elements`, a class or function `Named`, and what the
-pickle would make by a call `Instance`: the callee's name, its arguments, the state set on it. Sizes, depth and work are limited.
+Numbers, text, lists and tuples become themselves. A dictionary becomes `Pairs`, a set `Elements`, a
+class or function `Named`, and what the pickle would make by a call `Instance`: the callee's name,
+its arguments, the state set on it. Sizes, depth and work are limited.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Elements(list[Any]):
 
 @dataclass
 class Instance:
-    """An object that the pickle would make by calling `kind` with `arguments`; `state`: what `__setstate__` would get."""
+    """An object that the pickle would make by calling `kind` with `arguments`; `state`: what
+    `__setstate__` would get.
+    """
 
     kind: str
     arguments: Any
@@ -45,7 +49,15 @@ Calls = Mapping[str, Callable[..., Any]]
 _MARK = object()
 _LITERALS = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *(
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+    ),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
 _MADE: dict[str, Callable[[], Any]] = {
@@ -60,13 +72,19 @@ _MADE: dict[str, Callable[[], Any]] = {
 }
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _DICTIONARIES = ("collections OrderedDict", "collections defaultdict")
-_SETS = tuple(f"{module} {name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset"))
+_SETS = tuple(
+    f"{module} {name}" for module in ("builtins", "__builtin__") for name in ("set", "frozenset")
+)
 
 
-def read_pickle(file: IO[bytes] | bytes, persistent: Persistent | None = None, calls: Calls | None = None) -> Any:
-    """The value of the pickle at the file's position, which then stands behind it. ValueError for what is none, or too large.
+def read_pickle(
+    file: IO[bytes] | bytes, persistent: Persistent | None = None, calls: Calls | None = None
+) -> Any:
+    """The value of the pickle at the file's position, which then stands behind it. ValueError for
+    what is none, or too large.
 
-    `persistent`: makes what a persistent id stands for. `calls`: by name, our own stand-ins for functions that the pickle calls.
+    `persistent`: makes what a persistent id stands for. `calls`: by name, our own stand-ins for
+    functions that the pickle calls.
     """
     try:
         return _Interpreter(persistent, calls or {}).run(file)
@@ -191,7 +209,9 @@ class _Interpreter:
 
     def _do_newobj_ex(self, *_: Any) -> None:
         keywords, arguments, function = self._stack.pop(), self._stack.pop(), self._stack.pop()
-        self._stack.append(called(function, (*arguments, keywords) if keywords else arguments, self._calls))
+        self._stack.append(
+            called(function, (*arguments, keywords) if keywords else arguments, self._calls)
+        )
 
     def _do_obj(self, *_: Any) -> None:
         function, *arguments = self._since_mark()
@@ -203,7 +223,8 @@ class _Interpreter:
     def _do_build(self, *_: Any) -> None:
         state = self._stack.pop()
         if isinstance(self._stack[-1], Instance):
-            self._stack[-1].state = state  # attributes of a dictionary (the versions of a state_dict) are left out
+            # attributes of a dictionary (the versions of a state_dict) are left out
+            self._stack[-1].state = state
 
 
 def _paired(values: list[Any]) -> Pairs:
@@ -242,6 +263,10 @@ def called(function: Any, arguments: Any, calls: Calls) -> Any:
         return Pairs()
     if function.name in _SETS and len(arguments) <= 1:
         return Elements(arguments[0] if arguments else ())
-    if function.name == "copy_reg _reconstructor" and len(arguments) == 3 and isinstance(arguments[0], Named):
+    if (
+        function.name == "copy_reg _reconstructor"
+        and len(arguments) == 3
+        and isinstance(arguments[0], Named)
+    ):
         return Instance(arguments[0].name, ())
     return Instance(function.name, arguments)

@@ -17,8 +17,9 @@ RECOVERABLE = "recoverable inside a save"
 
 @dataclass(frozen=True)
 class Death:
-    """A planned failure inside a save, in attempt `attempt`, at step `step` of the job. `path` and `how`: which file, in which state; empty where
-    the files of the save are not on record."""
+    """A planned failure inside a save, in attempt `attempt`, at step `step` of the job. `path` and
+    `how`: which file, in which state; empty where the files of the save are not on record.
+    """
 
     attempt: int
     step: int
@@ -32,7 +33,9 @@ class Death:
 def deaths(arm: Arm) -> list[Death]:
     """Those inside a save, in order."""
     return [
-        Death(attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or ""))
+        Death(
+            attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or "")
+        )
         for attempt, process in processes_of(arm)
         for fault in process.faults
         if fault.get("moment") == "save"
@@ -40,59 +43,130 @@ def deaths(arm: Arm) -> list[Death]:
 
 
 def recoverable(judged: Judged) -> Iterator[Finding]:
-    """After each death inside a save the job went on from a finished checkpoint: it did not begin anew although one had been finished, did not go on
-    from a torn file, did not fail to start. Nothing where no failure was injected inside a save."""
+    """After each death inside a save the job went on from a finished checkpoint: it did not begin
+    anew although one had been finished, did not go on from a torn file, did not fail to start.
+    Nothing where no failure was injected inside a save.
+    """
     arm, inside = judged.arm, deaths(judged.arm)
     if not inside or arm.stopped:
         return
-    found = [finding for death in inside for finding in [_after(judged, death)] if finding is not None]
+    found = [
+        finding for death in inside for finding in [_after(judged, death)] if finding is not None
+    ]
     yield from (finding for finding in found if finding.status == BROKEN)
     if any(finding.status == BROKEN for finding in found):
         return
     told = ", ".join(dict.fromkeys(map(str, inside)))
     if len(found) == len(inside):
-        yield Finding(RECOVERABLE, NOT_CHECKED, f"what the job went on from after {told} is not on record", arm.name)
+        yield Finding(
+            RECOVERABLE,
+            NOT_CHECKED,
+            f"what the job went on from after {told} is not on record",
+            arm.name,
+        )
         return
-    yield Finding(RECOVERABLE, KEPT, f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished checkpoint", arm.name)
+    yield Finding(
+        RECOVERABLE,
+        KEPT,
+        f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished"
+        " checkpoint",
+        arm.name,
+    )
 
 
 def _after(judged: Judged, death: Death) -> Finding | None:
     """A finding if the attempt after `death` did not recover, or if that is not known."""
     arm = judged.arm
-    following = [number for number in sorted({*arm.attempts, *(launch.attempt for launch in arm.launches)}) if number > death.attempt]
+    following = [
+        number
+        for number in sorted({*arm.attempts, *(launch.attempt for launch in arm.launches)})
+        if number > death.attempt
+    ]
     if not following:
         return Finding(RECOVERABLE, NOT_CHECKED, f"nothing was started after {death}", arm.name)
-    attempt, where = following[0], f"a death inside the save of step {death.step}" + (f" ({death})" if death.path else "")
+    attempt, where = (
+        following[0],
+        f"a death inside the save of step {death.step}" + (f" ({death})" if death.path else ""),
+    )
     failed = _failed_to_start(arm, attempt)
     if failed is not None:
-        again = ", and so did the next" if len(following) > 1 and _failed_to_start(arm, following[1]) is not None else ""
-        return Finding(RECOVERABLE, BROKEN, f"after {where}, attempt {attempt} ended with {how_it_ended(arm, failed)}{again}", arm.name, death.step)
+        again = (
+            ", and so did the next"
+            if len(following) > 1 and _failed_to_start(arm, following[1]) is not None
+            else ""
+        )
+        return Finding(
+            RECOVERABLE,
+            BROKEN,
+            f"after {where}, attempt {attempt} ended with {how_it_ended(arm, failed)}{again}",
+            arm.name,
+            death.step,
+        )
     begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
     if begun is None or not any(process.steps for process in arm.attempts.get(attempt, ())):
-        return Finding(RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name)
+        return Finding(
+            RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name
+        )
     return _went_on(judged, death, begun, where)
 
 
 def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
     """The launch of `attempt`, if it ended by itself without a step."""
     stepped = any(process.steps for process in arm.attempts.get(attempt, ()))
-    return next((one for one in arm.launches if one.attempt == attempt and not one.planned and one.exit_code != 0 and not stepped), None)
+    return next(
+        (
+            one
+            for one in arm.launches
+            if one.attempt == attempt and not one.planned and one.exit_code != 0 and not stepped
+        ),
+        None,
+    )
 
 
 def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Finding | None:
     arm, offsets = judged.arm, judged.path.offsets
-    before = [one for one in checkpoints(arm) if one.finished and one.attempt <= death.attempt and offsets.get(one.attempt, 0) + one.step > 0]
-    torn = [read.path for read in reads(arm) if read.attempt == begun.attempt and read.path == death.path and death.how in ("empty", "torn")]
+    before = [
+        one
+        for one in checkpoints(arm)
+        if one.finished
+        and one.attempt <= death.attempt
+        and offsets.get(one.attempt, 0) + one.step > 0
+    ]
+    torn = [
+        read.path
+        for read in reads(arm)
+        if read.attempt == begun.attempt
+        and read.path == death.path
+        and death.how in ("empty", "torn")
+    ]
     if begun.after is None:
         if not torn:
-            return Finding(RECOVERABLE, NOT_CHECKED, f"where attempt {begun.attempt} went on is not known", arm.name)
-        return Finding(RECOVERABLE, BROKEN, f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}", arm.name, death.step)
+            return Finding(
+                RECOVERABLE,
+                NOT_CHECKED,
+                f"where attempt {begun.attempt} went on is not known",
+                arm.name,
+            )
+        return Finding(
+            RECOVERABLE,
+            BROKEN,
+            f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}",
+            arm.name,
+            death.step,
+        )
     if begun.after == 0 and before:
         newest = max(before, key=lambda one: (offsets.get(one.attempt, 0) + one.step, one.at))
         step = offsets.get(newest.attempt, 0) + newest.step
-        gone = ", and was removed before the next was finished" if newest.removed is not None and newest.removed[0] <= death.attempt else ""
+        gone = (
+            ", and was removed before the next was finished"
+            if newest.removed is not None and newest.removed[0] <= death.attempt
+            else ""
+        )
         if death.path in newest.paths:
             gone = ", and was being overwritten"
-        said = f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step {step} had been finished{gone}"
+        said = (
+            f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step"
+            f" {step} had been finished{gone}"
+        )
         return Finding(RECOVERABLE, BROKEN, said, arm.name, step)
     return None

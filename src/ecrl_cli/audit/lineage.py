@@ -1,7 +1,9 @@
-"""The step after which each attempt resumed, proved by content: the state before its first update is looked up among the states on record.
+"""The step after which each attempt resumed, proved by content: the state before its first update
+is looked up among the states on record.
 
-The job's own step numbers are not needed. The step in flight at a death may have happened or not: a rank that died has no line for it, but any
-other rank's line counts, and so does the undisturbed run's.
+The job's own step numbers are not needed. The step in flight at a death may have happened or not: a
+rank that died has no line for it, but any other rank's line counts, and so does the undisturbed
+run's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ BEFORE, BEHIND, SAVED = "before the next update", "behind the update", "at a sav
 
 @dataclass(frozen=True)
 class Moment:
-    """A state on record: `step`: the last step done. `who`: the optimizers that step next, where known."""
+    """A state on record: `step`: the last step done. `who`: the optimizers that step next, where
+    known.
+    """
 
     step: int
     when: str
@@ -45,9 +49,10 @@ class Saved:
 class Resumed:
     """How attempt `attempt` began.
 
-    `after`: the step whose state it had; None: that of no recorded step. `proof`: what showed it: content, load (a checkpoint that was
-    read), declared (the job's own numbers), first (nothing came before) or nothing. `began`: by rank, the optimizers' state before its first
-    update; `due`: by optimizer, what that state had to be (any of those recorded after step `after`).
+    `after`: the step whose state it had; None: that of no recorded step. `proof`: what showed it:
+    content, load (a checkpoint that was read), declared (the job's own numbers), first (nothing
+    came before) or nothing. `began`: by rank, the optimizers' state before its first update; `due`:
+    by optimizer, what that state had to be (any of those recorded after step `after`).
     """
 
     attempt: int
@@ -61,11 +66,21 @@ class Resumed:
     moments: tuple[Moment, ...] = ()
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
     saves_at_all: bool = False  # the undisturbed run has a finished checkpoint before its end
-    newest_aside: int | None = None  # of the finished checkpoints that a thread wrote beside the steps, the newest: it may hold an earlier step
+    # of the finished checkpoints that a thread wrote beside the steps, the newest: it may hold an
+    # earlier step
+    newest_aside: int | None = None
 
     def steps_with(self, key: str, name: str, digest: str) -> list[int]:
-        """The steps after which optimizer `name` had these parameters (`key` params) or this state (`key` optimizer)."""
-        return sorted({moment.step for moment in self.moments if name in moment.optimizers and getattr(moment.optimizers[name], key) == digest})
+        """The steps after which optimizer `name` had these parameters (`key` params) or this state
+        (`key` optimizer).
+        """
+        return sorted(
+            {
+                moment.step
+                for moment in self.moments
+                if name in moment.optimizers and getattr(moment.optimizers[name], key) == digest
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -73,10 +88,12 @@ class Path:
     """The steps that led to the end: by step and rank, the attempt and its record of the step."""
 
     steps: dict[int, dict[int, tuple[int, Step]]]
-    done_again: list[tuple[int, int, int, Step, Step]]  # step, rank, attempt, first pass, second pass
+    # step, rank, attempt, first pass, second pass
+    done_again: list[tuple[int, int, int, Step, Step]]
     resumed: list[Resumed]
     offsets: dict[int, int]
-    resized: frozenset[int] = frozenset()  # attempts with another number of processes than the first
+    # attempts with another number of processes than the first
+    resized: frozenset[int] = frozenset()
     saves: tuple[Saved, ...] = ()
     saves_aside: tuple[Saved, ...] = ()  # written by a thread beside the steps
 
@@ -86,7 +103,9 @@ class Path:
 
     def is_first(self, step: int, attempt: int) -> bool:
         """Whether `step` is the first one of an attempt that resumed."""
-        return step == self.offsets.get(attempt, 0) + 1 and any(begun.attempt == attempt for begun in self.resumed)
+        return step == self.offsets.get(attempt, 0) + 1 and any(
+            begun.attempt == attempt for begun in self.resumed
+        )
 
     def attempt_of(self, step: int) -> int:
         """The attempt that step `step` counts from: the first of its ranks'."""
@@ -99,29 +118,49 @@ class Path:
 
     def moments(self) -> list[Moment]:
         """The states before and behind every step."""
-        return [moment for number, ranks in self.steps.items() for _, step in ranks.values() for moment in _moments_of(step, number)]
+        return [
+            moment
+            for number, ranks in self.steps.items()
+            for _, step in ranks.values()
+            for moment in _moments_of(step, number)
+        ]
 
 
 def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
-    """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats. `undisturbed`: the path of the reference, whose
-    states count too: a killed attempt may not have lived to record the one it left behind."""
+    """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats.
+    `undisturbed`: the path of the reference, whose states count too: a killed attempt may not have
+    lived to record the one it left behind.
+    """
     steps: dict[int, dict[int, tuple[int, Step]]] = {}
     again: list[tuple[int, int, int, Step, Step]] = []
     resumed: list[Resumed] = []
     offsets: dict[int, int] = {}
     moments = undisturbed.moments() if undisturbed is not None else []
     saves: list[Saved] = []
-    sizes = {number: max((process.world_size for process in processes), default=0) for number, processes in arm.attempts.items()}
+    sizes = {
+        number: max((process.world_size for process in processes), default=0)
+        for number, processes in arm.attempts.items()
+    }
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
     aside: list[Saved] = []
-    saves_at_all = undisturbed is not None and any(save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside))
+    saves_at_all = undisturbed is not None and any(
+        save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside)
+    )
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
-        begun = _resumed((number, processes), loaded, moments, saves) if offsets else Resumed(number, 0, "first", (), None)
-        begun = replace(begun, saves_at_all=saves_at_all, newest_aside=max((save.step for save in aside), default=None))
+        begun = (
+            _resumed((number, processes), loaded, moments, saves)
+            if offsets
+            else Resumed(number, 0, "first", (), None)
+        )
+        begun = replace(
+            begun,
+            saves_at_all=saves_at_all,
+            newest_aside=max((save.step for save in aside), default=None),
+        )
         if offsets:
             resumed.append(begun)
         offset = offsets[number] = begun.after or 0
@@ -135,22 +174,46 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
 
 
 def without_trials(arm: Arm, undisturbed: Path) -> Arm:
-    """`arm` without what a restarted process does before it trains: the undisturbed run began with steps of optimizers that it never used again (on a
-    copy of the model, say), and an attempt that begins with the same goes on from a state on record after them."""
-    first = [undisturbed.steps[number][min(undisturbed.steps[number])][1].who for number in sorted(undisturbed.steps)]
-    trial = next((count for count in range(1, len(first)) if not {*first[count - 1]} & {name for who in first[count:] for name in who}), 0)
+    """`arm` without what a restarted process does before it trains: the undisturbed run began with
+    steps of optimizers that it never used again (on a copy of the model, say), and an attempt that
+    begins with the same goes on from a state on record after them.
+    """
+    first = [
+        undisturbed.steps[number][min(undisturbed.steps[number])][1].who
+        for number in sorted(undisturbed.steps)
+    ]
+    trial = next(
+        (
+            count
+            for count in range(1, len(first))
+            if not {*first[count - 1]} & {name for who in first[count:] for name in who}
+        ),
+        0,
+    )
     if not trial or not all(first[:trial]):
         return arm
     moments, resumed = undisturbed.moments(), sorted(arm.attempts)[1:]
 
     def trained(process: Process) -> Process:
-        alike = [step.who for step in process.steps[:trial]] == first[:trial] and len(process.steps) > trial
+        alike = [step.who for step in process.steps[:trial]] == first[:trial] and len(
+            process.steps
+        ) > trial
         begun = process.steps[trial].optimizers_before if alike else {}
-        mine = {name: state for name, state in begun.items() if alike and name in process.steps[trial].who}
+        mine = {
+            name: state
+            for name, state in begun.items()
+            if alike and name in process.steps[trial].who
+        }
         after = _matching(mine, process.steps[trial].who, moments, None) if mine else None
         return _shortened(process, trial) if after is not None and after > trial else process
 
-    return replace(arm, attempts={number: [trained(one) if number in resumed else one for one in arm.attempts[number]] for number in arm.attempts})
+    return replace(
+        arm,
+        attempts={
+            number: [trained(one) if number in resumed else one for one in arm.attempts[number]]
+            for number in arm.attempts
+        },
+    )
 
 
 def _shortened(process: Process, trial: int) -> Process:
@@ -165,15 +228,29 @@ def _shortened(process: Process, trial: int) -> Process:
 
     def trained(step: Step) -> Step:
         number = step.number if step.declared else step.number - trial
-        return replace(step, number=number, optimizers=left(step.optimizers), optimizers_before=left(step.optimizers_before))
+        return replace(
+            step,
+            number=number,
+            optimizers=left(step.optimizers),
+            optimizers_before=left(step.optimizers_before),
+        )
 
-    steps, epochs = [trained(step) for step in process.steps[trial:]], [max(0, end - trial) for end in process.epochs]
-    return replace(process, steps=steps, saves=later(process.saves), files=later(process.files), epochs=epochs)
+    steps, epochs = (
+        [trained(step) for step in process.steps[trial:]],
+        [max(0, end - trial) for end in process.epochs],
+    )
+    return replace(
+        process, steps=steps, saves=later(process.saves), files=later(process.files), epochs=epochs
+    )
 
 
-def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int) -> None:
-    """Let an attempt replace earlier passes of its steps and record those in `again`. Steps after its last one are dropped, since their state was
-    lost. `made`: the attempt, and how many processes each has; passes by another number are not compared."""
+def _overwrite(
+    steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int
+) -> None:
+    """Let an attempt replace earlier passes of its steps and record those in `again`. Steps after
+    its last one are dropped, since their state was lost. `made`: the attempt, and how many
+    processes each has; passes by another number are not compared.
+    """
     attempt, sizes = made
     done: dict[int, dict[int, tuple[int, Step]]] = {}
     for process in processes:
@@ -186,14 +263,24 @@ def _overwrite(steps: Any, again: Any, processes: list[Process], made: tuple[int
             if before is not None and sizes[before[0]] == sizes[attempt]:
                 again.append((number, rank, attempt, before[1], step))
     if done:
-        for number in [number for number in steps if number > offset and number not in done and number > max(done)]:
+        for number in [
+            number
+            for number in steps
+            if number > offset and number not in done and number > max(done)
+        ]:
             del steps[number]
     steps.update(done)
 
 
 def _moments(process: Process, offset: int, resumed: bool) -> list[Moment]:
-    """The states that a process has on record; steps are those of the job. `resumed`: what it began with is to be proved, and proves nothing."""
-    found = [] if process.start is None or resumed else [Moment(offset, BEFORE, process.start["optimizers"])]
+    """The states that a process has on record; steps are those of the job. `resumed`: what it began
+    with is to be proved, and proves nothing.
+    """
+    found = (
+        []
+        if process.start is None or resumed
+        else [Moment(offset, BEFORE, process.start["optimizers"])]
+    )
     for place, step in enumerate(process.steps):
         moments = _moments_of(step, step.number if step.declared else offset + step.number)
         found += [moment for moment in moments if place or not resumed or moment.when != BEFORE]
@@ -210,12 +297,21 @@ def _moments_of(step: Step, number: int) -> Iterator[Moment]:
         yield Moment(number, BEHIND, step.optimizers)
 
 
-def _resumed(made: tuple[int, list[Process]], loaded: tuple[str, ...], moments: list[Moment], saves: list[Saved]) -> Resumed:
+def _resumed(
+    made: tuple[int, list[Process]],
+    loaded: tuple[str, ...],
+    moments: list[Moment],
+    saves: list[Saved],
+) -> Resumed:
     """How the attempt `made` (number, processes) began, which read the files `loaded`."""
     attempt, processes = made
     newest = _newest(saves, loaded)
     began = {process.rank: state for process in processes if (state := _began(process))}
-    declared = [process.steps[0].number - 1 for process in processes if process.steps and process.steps[0].declared]
+    declared = [
+        process.steps[0].number - 1
+        for process in processes
+        if process.steps and process.steps[0].declared
+    ]
     base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments))
     if not began:
         return _at(base, min(declared) if declared else None, "declared" if declared else "nothing")
@@ -232,14 +328,20 @@ def _resumed(made: tuple[int, list[Process]], loaded: tuple[str, ...], moments: 
 
 
 def _newest(saves: list[Saved], loaded: tuple[str, ...]) -> int | None:
-    """The step of the newest finished checkpoint, of those that hold all kinds of files that were read: a file that the job writes more often, or
-    beside its checkpoints (the best model), is none."""
-    kinds = frozenset(family(path) for path in loaded) & frozenset(kind for save in saves for kind in save.families)
+    """The step of the newest finished checkpoint, of those that hold all kinds of files that were
+    read: a file that the job writes more often, or beside its checkpoints (the best model), is
+    none.
+    """
+    kinds = frozenset(family(path) for path in loaded) & frozenset(
+        kind for save in saves for kind in save.families
+    )
     return max((save.step for save in saves if save.families >= kinds), default=None)
 
 
 def _began(process: Process) -> Optimizers:
-    """The state before the first update that counts; of a process that did none, that of its start."""
+    """The state before the first update that counts; of a process that did none, that of its
+    start.
+    """
     if process.steps and any(state.params for state in process.steps[0].optimizers_before.values()):
         return process.steps[0].optimizers_before
     return process.start["optimizers"] if process.start is not None else {}
@@ -263,11 +365,14 @@ def _at(resumed: Resumed, after: int | None, proof: str) -> Resumed:
     return replace(resumed, after=after, proof=proof, due=due)
 
 
-def _matching(began: Optimizers, who: tuple[str, ...], moments: list[Moment], expected: int | None) -> int | None:
+def _matching(
+    began: Optimizers, who: tuple[str, ...], moments: list[Moment], expected: int | None
+) -> int | None:
     """The step whose state `began` is; None if no optimizer's parameters are those of any step.
 
-    Of several the one with most in common; then that which the same optimizers follow; then the one of the newest checkpoint; then the last.
-    An optimizer whose parameters never change says nothing.
+    Of several the one with most in common; then that which the same optimizers follow; then the one
+    of the newest checkpoint; then the last. An optimizer whose parameters never change says
+    nothing.
     """
     seen: dict[str, set[str]] = {}
     for moment in moments:
@@ -276,12 +381,23 @@ def _matching(began: Optimizers, who: tuple[str, ...], moments: list[Moment], ex
     telling = {name for name in began if len(seen.get(name, ())) > 1} or set(began)
     best: tuple[int, int, bool, bool, bool, int] | None = None
     for moment in moments:
-        shared = [(state, moment.optimizers[name], name) for name, state in began.items() if name in moment.optimizers and state.params]
+        shared = [
+            (state, moment.optimizers[name], name)
+            for name, state in began.items()
+            if name in moment.optimizers and state.params
+        ]
         alike = sum(one.params == other.params for one, other, name in shared if name in telling)
         if not alike:
             continue
         states = sum(one.optimizer == other.optimizer for one, other, _ in shared)
-        rank = (alike, states, bool(who) and moment.who == who, moment.step == expected, moment.when == BEFORE, moment.step)
+        rank = (
+            alike,
+            states,
+            bool(who) and moment.who == who,
+            moment.step == expected,
+            moment.when == BEFORE,
+            moment.step,
+        )
         best = rank if best is None or rank > best else best
     return None if best is None else best[-1]
 
@@ -293,6 +409,8 @@ def _with_folders(path: str) -> list[str]:
 
 
 def family(path: str) -> str:
-    """The kind of a checkpoint: its path without numbers and without the suffixes of an unfinished write."""
+    """The kind of a checkpoint: its path without numbers and without the suffixes of an unfinished
+    write.
+    """
     name = path.removesuffix(".tmp").removesuffix(".part").removesuffix(".partial")
     return _DIGITS.sub("#", name.replace(".tmp", ""))

@@ -1,4 +1,6 @@
-"""The HTML page of an audit: the diagnosis on top, the fingerprint of each arm in colours and in words, its promises, attempts and costs."""
+"""The HTML page of an audit: the diagnosis on top, the fingerprint of each arm in colours and in
+words, its promises, attempts and costs.
+"""
 
 from __future__ import annotations
 
@@ -105,14 +107,23 @@ Goodput: the share of the wall time that went into steps which count. Recording 
 """
 
 
-def page(name: str, verdict: AuditVerdict, document: Mapping[str, Any] | None = None, folder: Path | None = None) -> str:
-    """The content of report/index.html; all recorded text is escaped and free of control characters.
+def page(
+    name: str,
+    verdict: AuditVerdict,
+    document: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+) -> str:
+    """The content of report/index.html; all recorded text is escaped and free of control
+    characters.
 
-    `document`: audit.json, for the command and the versions. `folder`: of the recording, for what its attempts printed.
+    `document`: audit.json, for the command and the versions. `folder`: of the recording, for what
+    its attempts printed.
     """
     decided = (finding for finding in verdict.findings if finding.message == verdict.diagnosis)
     first_row = next(decided, None)
-    findings = sorted(verdict.findings, key=lambda finding: (finding is not first_row, _ORDER[finding.status]))
+    findings = sorted(
+        verdict.findings, key=lambda finding: (finding is not first_row, _ORDER[finding.status])
+    )
     arms = [*sorted(verdict.arms, key=lambda judged: not judged.differs), *verdict.references]
     first = verdict.references[0] if verdict.references else None
     template = Environment(autoescape=True).from_string(_TEMPLATE)
@@ -134,7 +145,9 @@ def page(name: str, verdict: AuditVerdict, document: Mapping[str, Any] | None = 
 
 
 def _counted(statuses: list[str]) -> str:
-    return ", ".join(f"{statuses.count(status)} {status}" for status in _ORDER if status in statuses)
+    return ", ".join(
+        f"{statuses.count(status)} {status}" for status in _ORDER if status in statuses
+    )
 
 
 def _versions(recorded: object) -> str:
@@ -143,20 +156,35 @@ def _versions(recorded: object) -> str:
 
 
 def _attempts(judged: Judged, folder: Path | None) -> list[dict[str, Any]]:
-    """Each attempt of an arm: how it ended, and, where the recording has it, its output and the last lines of that."""
+    """Each attempt of an arm: how it ended, and, where the recording has it, its output and the
+    last lines of that.
+    """
     rows = []
     for launch in judged.arm.launches:
         log = Path(judged.arm.name) / f"attempt-{launch.attempt:02d}" / "output.log"
-        inside = folder is not None and (folder / log).resolve().is_relative_to(folder.resolve())  # a stranger's recording may point elsewhere
+        # a stranger's recording may point elsewhere
+        inside = folder is not None and (folder / log).resolve().is_relative_to(folder.resolve())
         there = folder is not None and inside and (folder / log).is_file()
-        row = {"arm": judged.arm.name, "number": launch.attempt, "ended": _ended(launch), "seconds": f"{launch.seconds:.1f}"}
-        row |= {"log": f"../{quote(log.as_posix())}" if there else "", "words": _last_lines(folder / log) if folder is not None and there else []}
+        row = {
+            "arm": judged.arm.name,
+            "number": launch.attempt,
+            "ended": _ended(launch),
+            "seconds": f"{launch.seconds:.1f}",
+        }
+        row |= {
+            "log": f"../{quote(log.as_posix())}" if there else "",
+            "words": _last_lines(folder / log) if folder is not None and there else [],
+        }
         rows.append(row | {"open": launch.exit_code not in (0, None) and not launch.planned})
     return rows
 
 
 def _ended(launch: Launch) -> str:
-    how = "ended well" if launch.exit_code == 0 else f"ended with {ending(launch.exit_code, launch.signal)}"
+    how = (
+        "ended well"
+        if launch.exit_code == 0
+        else f"ended with {ending(launch.exit_code, launch.signal)}"
+    )
     notes = [*(["as planned"] if launch.planned else []), *(["hung"] if launch.hung else [])]
     return ", ".join([how, *notes])
 
@@ -172,7 +200,16 @@ def _cause(verdict: AuditVerdict) -> str:
     """Promise, step and arm that the diagnosis is about."""
     for finding in verdict.findings:
         if finding.status == BROKEN and finding.message == verdict.diagnosis:
-            return ", ".join(filter(None, (finding.promise, f"step {finding.step}" if finding.step else "", finding.arm and f"arm {finding.arm}")))
+            return ", ".join(
+                filter(
+                    None,
+                    (
+                        finding.promise,
+                        f"step {finding.step}" if finding.step else "",
+                        finding.arm and f"arm {finding.arm}",
+                    ),
+                )
+            )
     return ""
 
 
@@ -185,29 +222,70 @@ def _cost(judged: Judged) -> dict[str, Any]:
         "again": found.steps_done_again,
         "seconds": ", ".join(f"{seconds:.1f}" for seconds in found.attempt_seconds) or "not known",
         "restarts": ", ".join(f"{seconds:.1f} s" for seconds in found.restart_seconds) or "-",
-        "saves": f"{1000 * median(saves):.0f} ms, at most {1000 * max(saves):.0f} ms ({len(saves)})" if saves else "-",
+        "saves": (
+            f"{1000 * median(saves):.0f} ms, at most {1000 * max(saves):.0f} ms ({len(saves)})"
+            if saves
+            else "-"
+        ),
         "goodput": f"{100 * found.goodput:.0f} %" if found.goodput is not None else "not known",
     }
 
 
 def _fingerprint(judged: Judged, reference: Judged | None) -> dict[str, Any]:
-    """The fingerprint of an arm as rectangles: consecutive steps of the same state share one, so a long job has few. `reference` None: it is
-    compared with nothing."""
+    """The fingerprint of an arm as rectangles: consecutive steps of the same state share one, so a
+    long job has few. `reference` None: it is compared with nothing.
+    """
     steps = sorted(judged.path.steps)
     width = max(1.0, min(float(_CELL), (_MOST - _LEFT) / max(1, len(steps))))
-    rows = [_row(judged, component, place, steps, width, reference) for place, component in enumerate(COMPONENTS)]
+    rows = [
+        _row(judged, component, place, steps, width, reference)
+        for place, component in enumerate(COMPONENTS)
+    ]
     attempts = [judged.path.attempt_of(step) for step in steps]
-    deaths = [_LEFT + index * width for index in range(1, len(steps)) if attempts[index] != attempts[index - 1]]
-    begun = [index for index in range(len(steps)) if index == 0 or attempts[index] != attempts[index - 1]]
-    labels = [{"x": _LEFT + index * width, "text": f"attempt {attempts[index]}" if index == 0 else str(attempts[index])} for index in begun]
-    ends = [(0, "start"), (len(steps) - 1, "end")] if len(steps) > 1 else [(0, "start")] if steps else []
-    ticks = [{"x": _LEFT + (index + (anchor == "end")) * width, "step": steps[index], "anchor": anchor} for index, anchor in ends]
+    deaths = [
+        _LEFT + index * width
+        for index in range(1, len(steps))
+        if attempts[index] != attempts[index - 1]
+    ]
+    begun = [
+        index for index in range(len(steps)) if index == 0 or attempts[index] != attempts[index - 1]
+    ]
+    labels = [
+        {
+            "x": _LEFT + index * width,
+            "text": f"attempt {attempts[index]}" if index == 0 else str(attempts[index]),
+        }
+        for index in begun
+    ]
+    ends = (
+        [(0, "start"), (len(steps) - 1, "end")]
+        if len(steps) > 1
+        else [(0, "start")]
+        if steps
+        else []
+    )
+    ticks = [
+        {"x": _LEFT + (index + (anchor == "end")) * width, "step": steps[index], "anchor": anchor}
+        for index, anchor in ends
+    ]
     drawn = {"rows": rows, "deaths": deaths, "attempts": labels, "ticks": ticks}
     drawn["words"] = _in_words(rows)
-    return {"name": judged.arm.name, "width": _LEFT + max(width * len(steps), 60), "height": _TOP + _ROW * len(COMPONENTS) + 16, **drawn}
+    return {
+        "name": judged.arm.name,
+        "width": _LEFT + max(width * len(steps), 60),
+        "height": _TOP + _ROW * len(COMPONENTS) + 16,
+        **drawn,
+    }
 
 
-def _row(judged: Judged, component: str, place: int, steps: list[int], width: float, reference: Judged | None) -> dict[str, Any]:
+def _row(
+    judged: Judged,
+    component: str,
+    place: int,
+    steps: list[int],
+    width: float,
+    reference: Judged | None,
+) -> dict[str, Any]:
     cells: list[dict[str, Any]] = []
     for index, step in enumerate(steps):
         state = _state(judged, component, step, reference)
@@ -215,15 +293,24 @@ def _row(judged: Judged, component: str, place: int, steps: list[int], width: fl
             cells[-1]["width"] += width
             cells[-1]["last"] = step
         else:
-            cells.append({"x": _LEFT + index * width, "width": width, "state": state, "first": step, "last": step})
+            cells.append(
+                {
+                    "x": _LEFT + index * width,
+                    "width": width,
+                    "state": state,
+                    "first": step,
+                    "last": step,
+                }
+            )
     for cell in cells:
         cell["title"] = f"{component}, steps {cell['first']} to {cell['last']}: {cell['state']}"
     return {"name": component, "y": _TOP + place * _ROW, "cells": cells}
 
 
 def _state(judged: Judged, component: str, step: int, reference: Judged | None) -> str:
-    """One of STATES. Equal only where both recorded it: in a step that the undisturbed run never did, or by another number of processes, nothing
-    is."""
+    """One of STATES. Equal only where both recorded it: in a step that the undisturbed run never
+    did, or by another number of processes, nothing is.
+    """
     records = judged.path.steps[step]
     if all(value_of(record, component) is None for _, record in records.values()):
         return "not recorded"
@@ -234,22 +321,42 @@ def _state(judged: Judged, component: str, step: int, reference: Judged | None) 
     if component in judged.differs.get(step, ()):
         return "different"
     others = reference.path.steps[step]
-    pairs = [(record, others[rank][1]) for rank, (attempt, record) in records.items() if rank in others and attempt not in judged.path.resized]
-    compared = any(value_of(one, component) is not None and value_of(other, component) is not None for one, other in pairs)
+    pairs = [
+        (record, others[rank][1])
+        for rank, (attempt, record) in records.items()
+        if rank in others and attempt not in judged.path.resized
+    ]
+    compared = any(
+        value_of(one, component) is not None and value_of(other, component) is not None
+        for one, other in pairs
+    )
     return "equal" if compared else "not compared"
 
 
 def _in_words(rows: list[dict[str, Any]]) -> list[str]:
-    """What the colours of a fingerprint say: by state, the components with their steps; of what is equal, where it is all of it."""
+    """What the colours of a fingerprint say: by state, the components with their steps; of what is
+    equal, where it is all of it.
+    """
     lines = []
     for state, text in STATES.items():
-        parts = [(row["name"], [_steps(cell) for cell in row["cells"] if cell["state"] == state]) for row in rows]
+        parts = [
+            (row["name"], [_steps(cell) for cell in row["cells"] if cell["state"] == state])
+            for row in rows
+        ]
         named = [(spans, name) for name, spans in parts if spans]
         by_spans = groupby(sorted(named, key=lambda each: each[0]), key=lambda each: each[0])
-        texts = [f"{', '.join(name for _, name in alike)} ({', '.join(spans[:3])}{', ...' if len(spans) > 3 else ''})" for spans, alike in by_spans]
+        texts = [
+            f"{', '.join(name for _, name in alike)}"
+            f" ({', '.join(spans[:3])}{', ...' if len(spans) > 3 else ''})"
+            for spans, alike in by_spans
+        ]
         lines += [f"{text}: {'; '.join(texts)}"] if texts else []
     return lines
 
 
 def _steps(cell: dict[str, Any]) -> str:
-    return f"step {cell['first']}" if cell["first"] == cell["last"] else f"steps {cell['first']} to {cell['last']}"
+    return (
+        f"step {cell['first']}"
+        if cell["first"] == cell["last"]
+        else f"steps {cell['first']} to {cell['last']}"
+    )

@@ -1,4 +1,6 @@
-"""The faults of an audit: those given on the command line, or some derived from the undisturbed run."""
+"""The faults of an audit: those given on the command line, or some derived from the undisturbed
+run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _NUMBERS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`. `point`: of the moment save, FILE:HOW (ecrl/faults.py)."""
+    """One fault of one arm: in attempt `attempt`, of `rank`, at `moment` of `step`. `point`: of the
+    moment save, FILE:HOW (ecrl/faults.py).
+    """
 
     index: int
     attempt: int
@@ -29,7 +33,11 @@ class PlannedFault:
 
     def __str__(self) -> str:
         file, _, how = self.point.rpartition(":")
-        where = f"{self.moment}: {'a temporary file' if file == '*' else file} {how}" if file else self.moment
+        where = (
+            f"{self.moment}: {'a temporary file' if file == '*' else file} {how}"
+            if file
+            else self.moment
+        )
         return f"{self.kind} of rank {self.rank} at step {self.step} ({where})"
 
 
@@ -66,7 +74,9 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
 
 
 def _leaves_files(reference: Judged) -> bool:
-    """Whether the undisturbed run has left anything in its folder: it may save in a way that is not seen (a database, a library in C)."""
+    """Whether the undisturbed run has left anything in its folder: it may save in a way that is not
+    seen (a database, a library in C).
+    """
     work = reference.arm.folder / "work"
     return work.is_dir() and any(path.is_file() for path in work.rglob("*"))
 
@@ -76,30 +86,58 @@ def _unseen_saves(epochs: list[int], last: int, rank: int) -> list[PlannedArm | 
     if last < 3:
         return []
     third = max(2, last // 3)
-    faults = (PlannedFault(0, 0, "kill", rank, third, "before"), PlannedFault(1, 1, "kill", rank, max(third + 1, 2 * last // 3), "before"))
-    later = _kill("later-epoch", f"in an epoch after the first, which ended at step {epochs[0]}", min(last, epochs[0] + 2), rank) if epochs else None
+    faults = (
+        PlannedFault(0, 0, "kill", rank, third, "before"),
+        PlannedFault(1, 1, "kill", rank, max(third + 1, 2 * last // 3), "before"),
+    )
+    later = (
+        _kill(
+            "later-epoch",
+            f"in an epoch after the first, which ended at step {epochs[0]}",
+            min(last, epochs[0] + 2),
+            rank,
+        )
+        if epochs
+        else None
+    )
     why = "when it saves is not on record"
-    return [_kill("mid-run", why, max(2, last // 2), rank), PlannedArm("twice", f"after a third and after two thirds: {why}", faults), later]
+    return [
+        _kill("mid-run", why, max(2, last // 2), rank),
+        PlannedArm("twice", f"after a third and after two thirds: {why}", faults),
+        later,
+    ]
 
 
 def too_few_steps(reference: Judged) -> ConfigError:
     """The error for a job in which nothing can be planned, with what was seen of it."""
     processes = reference.arm.processes
-    steps = [step for process in processes if process.rank == processes[0].rank for step in process.steps]
+    steps = [
+        step for process in processes if process.rank == processes[0].rank for step in process.steps
+    ]
     batches = sum(len(step.batches) for step in steps)
     epochs = max((len(process.epochs) for process in processes), default=0)
     seen = (
-        f"{plural(reference.path.last, 'optimizer step')} in {plural(batches, 'batch', 'batches')}, "
-        f"{plural(len(checkpoints(reference.arm)), 'save')} and {plural(epochs, 'whole epoch')}"
+        f"{plural(reference.path.last, 'optimizer step')} in {plural(batches, 'batch', 'batches')},"
+        f" {plural(len(checkpoints(reference.arm)), 'save')} and {plural(epochs, 'whole epoch')}"
     )
-    way = "let it do at least three steps, and save in between (fewer batches to a step, smaller epochs)"
-    return ConfigError("COMMAND", f"has too few steps for a failure in between: {seen} were seen", way)
+    way = (
+        "let it do at least three steps, and save in between (fewer batches to a step, smaller"
+        " epochs)"
+    )
+    return ConfigError(
+        "COMMAND", f"has too few steps for a failure in between: {seen} were seen", way
+    )
 
 
 def _saved(reference: Judged) -> list[int]:
     """The steps after which the undisturbed run finished a save."""
     steps = {one.step for one in checkpoints(reference.arm) if one.finished}
-    steps |= {save["after_step"] for process in reference.arm.processes for save in process.saves if save.get("done")}
+    steps |= {
+        save["after_step"]
+        for process in reference.arm.processes
+        for save in process.saves
+        if save.get("done")
+    }
     return sorted(steps)
 
 
@@ -112,26 +150,51 @@ def _typed(config: AuditConfig, reference: Judged) -> PlannedArm:
         for rank in checkpoint.ranks:
             saved.setdefault(rank, set()).add(checkpoint.step)
     if failure.rank not in saved:
-        raise ConfigError("failure.rank", f"rank {failure.rank} does not exist, the job has {len(saved)}", f"use 0 to {max(saved)}")
+        raise ConfigError(
+            "failure.rank",
+            f"rank {failure.rank} does not exist, the job has {len(saved)}",
+            f"use 0 to {max(saved)}",
+        )
     for index, text in enumerate(failure.steps):
         step, moment, point = step_and_moment(text)
         if step > last:
-            raise ConfigError("failure.steps", f"step {step} is beyond the job's last step {last}", "lower it")
+            raise ConfigError(
+                "failure.steps", f"step {step} is beyond the job's last step {last}", "lower it"
+            )
         if moment == "save" and step not in saved[failure.rank]:
-            said = f"{text}: rank {failure.rank} saves nothing after step {step} in the undisturbed run"
-            raise ConfigError("failure.steps", said, f"it saves after {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}")
+            said = (
+                f"{text}: rank {failure.rank} saves nothing after step {step} in the"
+                " undisturbed run"
+            )
+            raise ConfigError(
+                "failure.steps",
+                said,
+                "it saves after"
+                f" {', '.join(map(str, sorted(saved[failure.rank])[:SHOWN])) or 'none'}",
+            )
         if moment == "save" and not point:
             point = _torn_in(save_events(reference.arm), failure.rank, step)
         elif point:
-            _check_point(text, point, [save for save in save_events(reference.arm) if save.rank == failure.rank and save.step >= step])
+            _check_point(
+                text,
+                point,
+                [
+                    save
+                    for save in save_events(reference.arm)
+                    if save.rank == failure.rank and save.step >= step
+                ],
+            )
         faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment, point))
     return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
 
 
 def _torn_in(saves: list[SaveEvents], rank: int, step: int) -> str:
-    """The point at which the main file of the save after `step` is torn; empty where its files are not on record."""
+    """The point at which the main file of the save after `step` is torn; empty where its files are
+    not on record.
+    """
     there = [save for save in saves if save.rank == rank and save.step == step]
-    for save in sorted(there, key=lambda save: not save.overlapped):  # what another thread writes is larger than what is written beside it
+    # what another thread writes is larger than what is written beside it
+    for save in sorted(there, key=lambda save: not save.overlapped):
         main = main_file(save.events)
         if main is not None:
             return f"{_pattern(save.events[main][1], None)}:torn"
@@ -156,19 +219,33 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
         why = "no finished checkpoint before the job's end is on record"
         return _kill("no-checkpoint", why, max(2, last // 2), rank) if last > 1 else None
     ends = [*saved, last]
-    gaps = [(after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1]
+    gaps = [
+        (after - before, before) for before, after in itertools.pairwise(ends) if after - before > 1
+    ]
     if not gaps:
         return None
     size, before = max(gaps)
-    return _kill("off-boundary", f"between the checkpoints of step {before} and {before + size}", before + size // 2 + 1, rank)
+    return _kill(
+        "off-boundary",
+        f"between the checkpoints of step {before} and {before + size}",
+        before + size // 2 + 1,
+        rank,
+    )
 
 
 def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
-    """Right after a checkpoint, where no step is repeated; and once more after the next one, which a resumed attempt has written."""
+    """Right after a checkpoint, where no step is repeated; and once more after the next one, which
+    a resumed attempt has written.
+    """
     if not saved:
         return None
-    # Where a step's number gets one more digit: a checkpoint that is chosen by the order of letters is an older one there.
-    longer = [place for place, (older, step) in enumerate(itertools.pairwise(saved), start=1) if len(str(older)) < len(str(step))]
+    # Where a step's number gets one more digit: a checkpoint that is chosen by the order of letters
+    # is an older one there.
+    longer = [
+        place
+        for place, (older, step) in enumerate(itertools.pairwise(saved), start=1)
+        if len(str(older)) < len(str(step))
+    ]
     place = longer[0] if longer and len(saved) > longer[0] + 1 else 0
     begun = saved[place]
     first = PlannedFault(0, 0, "kill", rank, begun + 1, "before")
@@ -176,12 +253,20 @@ def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
         return PlannedArm("on-boundary", f"right after the checkpoint of step {begun}", (first,))
     following = saved[place + 1]
     after = [*saved[place + 2 :], last][0]
-    second = PlannedFault(1, 1, "kill", rank, min(last, following + max(1, (after - following) // 2 + 1)), "before")
-    return PlannedArm("twice", f"right after the checkpoint of step {begun}, and again after that of step {following}", (first, second))
+    second = PlannedFault(
+        1, 1, "kill", rank, min(last, following + max(1, (after - following) // 2 + 1)), "before"
+    )
+    return PlannedArm(
+        "twice",
+        f"right after the checkpoint of step {begun}, and again after that of step {following}",
+        (first, second),
+    )
 
 
 def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
-    """One death after the other inside a save, at points named by file; the second save where there are two, so that an older checkpoint exists."""
+    """One death after the other inside a save, at points named by file; the second save where there
+    are two, so that an older checkpoint exists.
+    """
     saves = save_events(reference.arm)
     steps = sorted({save.step for save in saves})
     if not steps:
@@ -190,36 +275,65 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
     ranks = sorted({save.rank for save in saves if save.step == step})
     faults: list[PlannedFault] = []
     for rank in dict.fromkeys((ranks[0], ranks[-1])):
-        attempt = len(faults)  # those of one rank are all due at once: whichever the job comes to first happens, one an attempt
-        for save in (save for save in saves if save.step == step and save.rank == rank):  # by each of its threads
-            others = [other for other in saves if other.rank == rank and other.step != step and other.kinds == save.kinds]
+        # those of one rank are all due at once: whichever the job comes to first happens, one an
+        # attempt
+        attempt = len(faults)
+        # by each of its threads
+        for save in (save for save in saves if save.step == step and save.rank == rank):
+            others = [
+                other
+                for other in saves
+                if other.rank == rank and other.step != step and other.kinds == save.kinds
+            ]
             for point in points(save, others[0] if others else None, whole=rank == ranks[0]):
                 faults.append(PlannedFault(len(faults), attempt, "kill", rank, step, "save", point))
     return PlannedArm(
-        "inside-save", f"{plural(len(faults), 'death')}, one an attempt, inside the save of step {step} and those after it", tuple(faults)
+        "inside-save",
+        f"{plural(len(faults), 'death')}, one an attempt, inside the save of step {step} and those"
+        " after it",
+        tuple(faults),
     )
 
 
 def _inside_unseen_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
     """Before a save whose files are not on record: it goes elsewhere, or is written in C."""
-    ranks = sorted({process.rank for process in reference.arm.processes for save in process.saves if save["after_step"] in saved})
+    ranks = sorted(
+        {
+            process.rank
+            for process in reference.arm.processes
+            for save in process.saves
+            if save["after_step"] in saved
+        }
+    )
     if not ranks:
         return None
     step = saved[1] if len(saved) > 1 else saved[0]
-    return PlannedArm("inside-save", f"in the save of step {step}", (PlannedFault(0, 0, "kill", ranks[0], step, "save"),))
+    return PlannedArm(
+        "inside-save",
+        f"in the save of step {step}",
+        (PlannedFault(0, 0, "kill", ranks[0], step, "save"),),
+    )
 
 
 def points(save: SaveEvents, other: SaveEvents | None, whole: bool = True) -> list[str]:
-    """Where to strike in `save`, as FILE:HOW: before its first event, at its main file, and at its last one. `other`: a save of the same files, by
-    which the numbers that change from save to save are told. `whole` False: only before and in the main file, for a further rank.
+    """Where to strike in `save`, as FILE:HOW: before its first event, at its main file, and at its
+    last one. `other`: a save of the same files, by which the numbers that change from save to save
+    are told. `whole` False: only before and in the main file, for a further rank.
     """
-    names = [_pattern(path, other.events[place][1] if other is not None else None) for place, (_, path) in enumerate(save.events)]
+    names = [
+        _pattern(path, other.events[place][1] if other is not None else None)
+        for place, (_, path) in enumerate(save.events)
+    ]
     main = main_file(save.events)
     found = [f"{names[0]}:before"]
     if main is not None:
         found += [f"{names[main]}:empty", f"{names[main]}:torn"]
     start = main if main is not None else 0
-    later = [place for place in range(start + 1, len(names)) if save.events[place][0] in ("write", "rename", "link")]
+    later = [
+        place
+        for place in range(start + 1, len(names))
+        if save.events[place][0] in ("write", "rename", "link")
+    ]
     after = [place for place in later if names[place] != names[start]]
     if whole and after:
         if len(after) > 1 and main is not None:
@@ -227,30 +341,44 @@ def points(save: SaveEvents, other: SaveEvents | None, whole: bool = True) -> li
         found.append(f"{names[after[-1]]}:before")
         if save.events[after[-1]][0] == "write":
             found.append(f"{names[after[-1]]}:torn")
-    return list(dict.fromkeys(found if whole else found[:1] + [point for point in found if point.endswith(":torn")]))
+    return list(
+        dict.fromkeys(
+            found if whole else found[:1] + [point for point in found if point.endswith(":torn")]
+        )
+    )
 
 
 def _pattern(path: str, other: str | None) -> str:
-    """`path` with # for the numbers that are others in `other`, the same file of another save, and * for random parts."""
+    """`path` with # for the numbers that are others in `other`, the same file of another save, and
+    * for random parts.
+    """
     kind = kind_of(path)
     if other is None:
         return kind if "*" in kind else path
     mine, theirs = _NUMBERS.split(path), _NUMBERS.split(other)
     if "*" in kind or len(mine) != len(theirs):
         return kind
-    return "".join("#" if place % 2 and part != theirs[place] else part for place, part in enumerate(mine))
+    return "".join(
+        "#" if place % 2 and part != theirs[place] else part for place, part in enumerate(mine)
+    )
 
 
 def _sigterm(reference: Judged, saved: list[int]) -> PlannedArm | None:
     """SIGTERM to every rank, between two checkpoints, where a training process has a handler."""
     processes, last = reference.arm.processes, reference.path.last
-    handled = any(call.get("what") == "signal.signal" and call.get("signal") == 15 for process in processes for call in process.calls)
+    handled = any(
+        call.get("what") == "signal.signal" and call.get("signal") == 15
+        for process in processes
+        for call in process.calls
+    )
     if not handled or last < 2:
         return None
     between = _off_boundary(saved, last, 0)
     step = between.faults[0].step if between is not None else max(2, last // 2)
     ranks = sorted({process.rank for process in processes})
-    faults = tuple(PlannedFault(index, 0, "term", rank, step, "before") for index, rank in enumerate(ranks))
+    faults = tuple(
+        PlannedFault(index, 0, "term", rank, step, "before") for index, rank in enumerate(ranks)
+    )
     return PlannedArm("sigterm", "the job has a handler of SIGTERM", faults)
 
 
@@ -260,4 +388,6 @@ def _second_epoch(saved: list[int], epochs: list[int], last: int, rank: int) -> 
         return None
     inside = [step for step in saved if step > epochs[0]]
     step = min(last, (inside[0] if inside else epochs[0]) + 2)
-    return _kill("later-epoch", f"in an epoch after the first, which ended at step {epochs[0]}", step, rank)
+    return _kill(
+        "later-epoch", f"in an epoch after the first, which ended at step {epochs[0]}", step, rank
+    )

@@ -1,4 +1,6 @@
-"""Whether a job came back after each failure: how its attempts ended, with the job's own last error and the file that it was reading."""
+"""Whether a job came back after each failure: how its attempts ended, with the job's own last error
+and the file that it was reading.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from ecrl_cli.errors import plural
 from ecrl_cli.storage.safe_read import refuse_links
 
 PROMISE = "progress"
-# Arms whose planned failures are one event: to all ranks at once, or at one point after another of the same saves.
+# Arms whose planned failures are one event: to all ranks at once, or at one point after another of
+# the same saves.
 _TOGETHER = ("inside-save", "sigterm")
 _LAST_WORDS = 16_000  # bytes: the report of torchrun takes 3,000
 _SHOWN = 200  # characters of an error
-_RANK = re.compile(r"(?:\[rank\d+\]:\s*)+")  # torch puts it in front of the lines of a rank that fails
-_LOGGED = re.compile(r"\[?[IWEF]\d{4} \d\d:")  # by torch or torchrun: what they do about a death, not why it came
+# torch puts it in front of the lines of a rank that fails
+_RANK = re.compile(r"(?:\[rank\d+\]:\s*)+")
+# by torch or torchrun: what they do about a death, not why it came
+_LOGGED = re.compile(r"\[?[IWEF]\d{4} \d\d:")
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(:.*)?$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -28,7 +33,9 @@ def ending(exit_code: int | None, signal: int | None) -> str:
 
 
 def how_it_ended(arm: Arm, launch: Launch) -> str:
-    """`exit code 1 while it read last.pt: UnpicklingError: Weights only load failed`, as far as that is on record."""
+    """`exit code 1 while it read last.pt: UnpicklingError: Weights only load failed`, as far as
+    that is on record.
+    """
     reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt)
     error = last_words(arm.folder, launch.attempt)
     return f"{ending(launch.exit_code, launch.signal)}{reading}{f': {error}' if error else ''}"
@@ -39,54 +46,83 @@ def _stepped(arm: Arm, attempt: int) -> bool:
 
 
 def _reading(arm: Arm, attempt: int) -> str:
-    """The checkpoint's file that an attempt without a step opened last; empty if none is on record."""
+    """The checkpoint's file that an attempt without a step opened last; empty if none is on
+    record.
+    """
     processes = [*arm.attempts.get(attempt, ()), *arm.others.get(attempt, ())]
-    read = [(float(event.get("at") or 0), str(event["path"])) for process in processes for event in process.files if event.get("op") == "read"]
+    read = [
+        (float(event.get("at") or 0), str(event["path"]))
+        for process in processes
+        for event in process.files
+        if event.get("op") == "read"
+    ]
     if not read:
         return ""
     path = max(read)[1]
-    loaded = any(str(load.get("path", "")).endswith(path) for process in processes for load in process.loads)
+    loaded = any(
+        str(load.get("path", "")).endswith(path) for process in processes for load in process.loads
+    )
     return f" {'after it had read' if loaded or not looks_binary(path) else 'while it read'} {path}"
 
 
 def last_words(arm: Path, attempt: int | None = None) -> str:
-    """The error that an attempt (None: the newest) ended with, else the last line with words that it printed; empty if there is none.
+    """The error that an attempt (None: the newest) ended with, else the last line with words that
+    it printed; empty if there is none.
 
     What torchrun adds is left out: its log and the report that it ends with.
     """
-    outputs = sorted(arm.glob("attempt-*/output.log" if attempt is None else f"attempt-{attempt:02d}/output.log"))
+    outputs = sorted(
+        arm.glob("attempt-*/output.log" if attempt is None else f"attempt-{attempt:02d}/output.log")
+    )
     if not outputs:
         return ""
     refuse_links(arm, (str(outputs[-1].relative_to(arm)),))
     with outputs[-1].open("rb") as file:
         file.seek(max(0, outputs[-1].stat().st_size - _LAST_WORDS))
         text = _COLOURS.sub("", file.read().decode("utf-8", "replace"))
-    job, failed, _ = text.rpartition("ChildFailedError(")  # in the traceback of torchrun, which its report follows
+    # in the traceback of torchrun, which its report follows
+    job, failed, _ = text.rpartition("ChildFailedError(")
     if failed:
         text = job.rpartition(_TRACEBACK)[0]
-    lines = [_RANK.sub("", line.rstrip(), count=1) for line in text.splitlines() if any(map(str.isalnum, line))]
+    lines = [
+        _RANK.sub("", line.rstrip(), count=1)
+        for line in text.splitlines()
+        if any(map(str.isalnum, line))
+    ]
     lines = [line for line in lines if not _LOGGED.match(line)]
     return _raised(lines) or next((line.strip()[:300] for line in reversed(lines)), "")
 
 
 def _raised(lines: list[str]) -> str:
-    """The exception of the last traceback, if nothing but its own words follows: the job may have got over it."""
+    """The exception of the last traceback, if nothing but its own words follows: the job may have
+    got over it.
+    """
     # A bar of progress without an end of line stands in front of it on the same line.
-    start = max((place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)), default=None)
+    start = max(
+        (place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)),
+        default=None,
+    )
     if start is None:
         return ""
     for place, line in enumerate(lines[start + 1 :], start=start + 1):
         match = _ERROR.match(line)
         if match and not line.startswith(" "):
             rest = lines[place + 1 :]
-            first = f"{match[1]}{match[2] or ''}".split(". ")[0].removesuffix(".")  # advice follows, in some libraries at length
-            return first[:_SHOWN] if all(other.startswith((" ", "\t", "\n")) or len(rest) < 40 for other in rest) else ""
+            # advice follows, in some libraries at length
+            first = f"{match[1]}{match[2] or ''}".split(". ")[0].removesuffix(".")
+            return (
+                first[:_SHOWN]
+                if all(other.startswith((" ", "\t", "\n")) or len(rest) < 40 for other in rest)
+                else ""
+            )
     return ""
 
 
 def not_run(name: str) -> Finding:
     """Nothing is judged in an arm in which the audit was stopped, or to which it did not come."""
-    return Finding(PROMISE, UNKNOWN, f"{name} was not run: the audit was stopped before its end", name)
+    return Finding(
+        PROMISE, UNKNOWN, f"{name} was not run: the audit was stopped before its end", name
+    )
 
 
 def progress(judged: Judged) -> Finding:
@@ -103,13 +139,27 @@ def progress(judged: Judged) -> Finding:
         return Finding(PROMISE, BROKEN, f"attempt {hung[0].attempt} {how} and was ended", arm)
     unplanned = [launch for launch in launches if not launch.planned and (launch.exit_code != 0)]
     if unplanned:
-        return Finding(PROMISE, BROKEN, f"attempt {unplanned[0].attempt} ended by itself with {how_it_ended(judged.arm, unplanned[0])}", arm)
+        return Finding(
+            PROMISE,
+            BROKEN,
+            f"attempt {unplanned[0].attempt} ended by itself with"
+            f" {how_it_ended(judged.arm, unplanned[0])}",
+            arm,
+        )
     if left:
-        return Finding(PROMISE, BROKEN, f"{plural(left, 'process', 'processes')} outlived their attempt", arm)
-    missed = [said for number, said in sorted(judged.arm.planned.items()) if number not in judged.arm.happened]
+        return Finding(
+            PROMISE, BROKEN, f"{plural(left, 'process', 'processes')} outlived their attempt", arm
+        )
+    missed = [
+        said
+        for number, said in sorted(judged.arm.planned.items())
+        if number not in judged.arm.happened
+    ]
     if missed and not (arm in _TOGETHER and judged.arm.happened):
         return Finding(PROMISE, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
     again = f"{plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)"
     evidence = tuple(f"never happened: {said}" for said in missed)
-    return Finding(PROMISE, KEPT, f"{plural(len(launches) - 1, 'restart')}, {again}", arm, evidence=evidence)
+    return Finding(
+        PROMISE, KEPT, f"{plural(len(launches) - 1, 'restart')}, {again}", arm, evidence=evidence
+    )

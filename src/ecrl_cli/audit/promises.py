@@ -1,4 +1,6 @@
-"""The recovery promises of a job besides those about data (samples.py): kept, broken, unknown or not checked, with evidence."""
+"""The recovery promises of a job besides those about data (samples.py): kept, broken, unknown or
+not checked, with evidence.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,28 @@ from ecrl_cli.errors import plural
 
 
 def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
-    """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs no reference."""
+    """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs
+    no reference.
+    """
     promise, arm = "same trajectory", judged.arm.name
-    if steady.exact and not follows_exactly(judged, reference, steady):  # else what a killed attempt had done otherwise is gone
-        for number, rank, attempt, before, after in sorted(judged.path.done_again, key=lambda entry: entry[:2]):
+    # else what a killed attempt had done otherwise is gone
+    if steady.exact and not follows_exactly(judged, reference, steady):
+        for number, rank, attempt, before, after in sorted(
+            judged.path.done_again, key=lambda entry: entry[:2]
+        ):
             first = judged.path.is_first(number, attempt)
-            names = tuple(name for name in differing(after, before, first) if name not in judged.ignored)
+            names = tuple(
+                name for name in differing(after, before, first) if name not in judged.ignored
+            )
             if names:
                 cause = cause_of(judged, number, attempt, before, after, names)
-                said = f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt {attempt}): {cause}"
-                return Finding(promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",))
+                said = (
+                    f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
+                    f" {attempt}): {cause}"
+                )
+                return Finding(
+                    promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",)
+                )
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if not steady.exact:
@@ -44,23 +58,46 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
         step = min(judged.differs)
         names = judged.differs[step]
         rank = next(
-            rank for rank in judged.path.steps[step] if rank in reference.path.steps[step] and names[0] in _differ(judged, reference, step, rank)
+            rank
+            for rank in judged.path.steps[step]
+            if rank in reference.path.steps[step]
+            and names[0] in _differ(judged, reference, step, rank)
         )
         attempt, ours = judged.path.steps[step][rank]
         cause = cause_of(judged, step, attempt, reference.path.steps[step][rank][1], ours, names)
         said = f"differs from step {step} on, first in {names[0]}: {cause}"
-        said += f" (attempt {attempt})" if len(judged.path.resumed) > 1 and "attempt" not in cause else ""
+        said += (
+            f" (attempt {attempt})"
+            if len(judged.path.resumed) > 1 and "attempt" not in cause
+            else ""
+        )
         return Finding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
-    gap = unrecorded(judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored))
+    gap = unrecorded(
+        judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored)
+    )
     if gap:
         return Finding(promise, UNKNOWN, gap, arm)
     if judged.path.resized:
-        said = "another number of processes adds up in another order: only the steps of the first number were compared"
+        said = (
+            "another number of processes adds up in another order: only the steps of the first"
+            " number were compared"
+        )
         return Finding(promise, NOT_CHECKED, said, arm)
-    compared = [value for _, _, step in walk(judged.path) for value in (value_of(step, "loss"), value_of(step, "parameters")) if value]
+    compared = [
+        value
+        for _, _, step in walk(judged.path)
+        for value in (value_of(step, "loss"), value_of(step, "parameters"))
+        if value
+    ]
     if not compared:
         return Finding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
-    return Finding(promise, KEPT, f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the undisturbed run", arm)
+    return Finding(
+        promise,
+        KEPT,
+        f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the"
+        " undisturbed run",
+        arm,
+    )
 
 
 def _differ(judged: Judged, reference: Judged, step: int, rank: int) -> tuple[str, ...]:
@@ -75,13 +112,22 @@ def _undecided(judged: Judged, reference: Judged, steady: Determinism) -> str:
         return said
     since = min((begun.after or 0 for begun in judged.path.resumed), default=0)
     ours = distance(judged.path, reference.path, since)
-    return f"{said} (losses differ by up to {steady.spread:.3g} undisturbed, by up to {ours:.3g} after a restart)"
+    return (
+        f"{said} (losses differ by up to {steady.spread:.3g} undisturbed, by up to {ours:.3g} after"
+        " a restart)"
+    )
 
 
 def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinism) -> bool:
-    """Whether every step from the first restart to the end is bit for bit that of the undisturbed run: then nothing can be missing, wherever the
-    state came from."""
-    if reference is None or not steady.exact or judged.path.resized or judged.path.last != reference.path.last:
+    """Whether every step from the first restart to the end is bit for bit that of the undisturbed
+    run: then nothing can be missing, wherever the state came from.
+    """
+    if (
+        reference is None
+        or not steady.exact
+        or judged.path.resized
+        or judged.path.last != reference.path.last
+    ):
         return False
     since = min((begun.after or 0 for begun in judged.path.resumed), default=0)
     if any(step > since for step in judged.differs):
@@ -104,7 +150,9 @@ def complete_record(judged: Judged) -> Finding:
 
 
 def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
-    """Each attempt resumed from the newest checkpoint that was complete when the previous attempt died. `anew`: the job is meant to begin anew."""
+    """Each attempt resumed from the newest checkpoint that was complete when the previous attempt
+    died. `anew`: the job is meant to begin anew.
+    """
     promise, arm = "right checkpoint", judged.arm.name
     for begun in judged.path.resumed:
         if begun.after is None or begun.proof == "load":
@@ -112,23 +160,54 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
         behind, newest = begun.after, begun.newest_saved or 0
         newest = newest if behind else max(newest, begun.newest_aside or 0)
         if behind < newest and not behind:
-            said = f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been finished"
-            return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
+            said = (
+                f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been"
+                " finished"
+            )
+            return Finding(
+                promise,
+                BROKEN,
+                said,
+                arm,
+                newest,
+                tuple(f"read {path}" for path in begun.loaded[:SHOWN]),
+            )
         if behind < newest:
-            said = f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step {newest} had been finished"
-            return Finding(promise, BROKEN, said, arm, newest, tuple(f"read {path}" for path in begun.loaded[:SHOWN]))
+            said = (
+                f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step"
+                f" {newest} had been finished"
+            )
+            return Finding(
+                promise,
+                BROKEN,
+                said,
+                arm,
+                newest,
+                tuple(f"read {path}" for path in begun.loaded[:SHOWN]),
+            )
     began_anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
     for begun in began_anew:
         if not begun.saves_at_all and not anew:
-            said = f"attempt {begun.attempt} began anew: nothing that the job saves before its end is on record (audit.anew=true if it is meant to)"
+            said = (
+                f"attempt {begun.attempt} began anew: nothing that the job saves before its end is"
+                " on record (audit.anew=true if it is meant to)"
+            )
             return Finding(promise, UNKNOWN, said, arm)
-    known = [begun for begun in judged.path.resumed if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"]
+    known = [
+        begun
+        for begun in judged.path.resumed
+        if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"
+    ]
     if known:
         steps = ", ".join(f"step {begun.after}" for begun in known)
-        return Finding(promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm)
+        return Finding(
+            promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm
+        )
     if began_anew:
         return Finding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
-    if judged.arm.launches[1:] and not any(process.steps for number, made in judged.arm.attempts.items() if number for process in made):
+    if judged.arm.launches[1:] and not any(
+        process.steps for number, made in judged.arm.attempts.items() if number for process in made
+    ):
         return Finding(promise, NOT_CHECKED, "no attempt did a step after the first failure", arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)
@@ -145,7 +224,13 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
     promise, arm = "same end", judged.arm.name
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is not None and last.exit_code != 0:
-        return Finding(promise, BROKEN, f"the job did not come to its end: attempt {last.attempt} ended with {how_it_ended(judged.arm, last)}", arm)
+        return Finding(
+            promise,
+            BROKEN,
+            f"the job did not come to its end: attempt {last.attempt} ended with"
+            f" {how_it_ended(judged.arm, last)}",
+            arm,
+        )
     if reference is None:
         return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if judged.path.resized:
@@ -154,40 +239,67 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
         said = f"ended at step {judged.path.last} with another number of processes{theirs}"
         return Finding(promise, KEPT if same else NOT_CHECKED, said, arm)
     if judged.path.last != reference.path.last:
-        return Finding(promise, BROKEN, f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}", arm, judged.path.last)
+        return Finding(
+            promise,
+            BROKEN,
+            f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}",
+            arm,
+            judged.path.last,
+        )
     if not steady.exact:
-        return Finding(promise, UNKNOWN, "the job is not deterministic: its end cannot be compared", arm)
+        return Finding(
+            promise, UNKNOWN, "the job is not deterministic: its end cannot be compared", arm
+        )
     names = judged.differs.get(judged.path.last, ())
     if names:
-        return Finding(promise, BROKEN, f"the last step differs in {', '.join(names)}", arm, judged.path.last)
-    return Finding(promise, KEPT, f"ended at step {judged.path.last} in the state of the undisturbed run", arm)
+        return Finding(
+            promise, BROKEN, f"the last step differs in {', '.join(names)}", arm, judged.path.last
+        )
+    return Finding(
+        promise, KEPT, f"ended at step {judged.path.last} in the state of the undisturbed run", arm
+    )
 
 
-# The second oracle of an audit: a cold start. A resumed attempt that does what a job without any state does has not used its state.
+# The second oracle of an audit: a cold start. A resumed attempt that does what a job without any
+# state does has not used its state.
 COLD = "cold"
 COLD_STEPS = 3  # how many a cold start is compared by
 _STATE_USED = "state used"
 
 
 def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Finding:
-    """No resumed attempt begins as a cold start does. The job need not be deterministic: equal samples or losses are evidence enough."""
+    """No resumed attempt begins as a cold start does. The job need not be deterministic: equal
+    samples or losses are evidence enough.
+    """
     arm, told = judged.arm.name, []
     for begun in judged.path.resumed:
         if not begun.loaded and begun.newest_saved is None:
             continue  # nothing was saved before: a cold start is right
         alike, unlike = _compared(judged, begun, cold, reference)
         if alike:
-            said = f"attempt {begun.attempt} began with the {', '.join(alike)} of a cold start: what was saved of that was not used"
+            said = (
+                f"attempt {begun.attempt} began with the {', '.join(alike)} of a cold start: what"
+                " was saved of that was not used"
+            )
             return Finding(_STATE_USED, BROKEN, said, arm, (begun.newest_saved or 0) + 1)
         if unlike:
             told.append(f"attempt {begun.attempt} differs from a cold start in {', '.join(unlike)}")
     if not told:
-        return Finding(_STATE_USED, NOT_CHECKED, "no attempt that had something to load could be compared with a cold start", arm)
+        return Finding(
+            _STATE_USED,
+            NOT_CHECKED,
+            "no attempt that had something to load could be compared with a cold start",
+            arm,
+        )
     return Finding(_STATE_USED, KEPT, "; ".join(told), arm)
 
 
-def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | None) -> tuple[list[str], list[str]]:
-    """The components that equal a cold start's in each of the first steps although the undisturbed run's differ there; and those that do not."""
+def _compared(
+    judged: Judged, begun: Resumed, cold: Judged, reference: Judged | None
+) -> tuple[list[str], list[str]]:
+    """The components that equal a cold start's in each of the first steps although the undisturbed
+    run's differ there; and those that do not.
+    """
     alike, unlike = [], []
     expected_after = begun.after or begun.newest_saved or 0
     ours = {process.rank: process.steps for process in judged.arm.attempts[begun.attempt]}
@@ -195,7 +307,11 @@ def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | 
     for name in COMPONENTS:
         if name in judged.ignored - judged.without_effect:
             continue
-        pairs = [(rank, place, one, other) for rank in ours.keys() & theirs.keys() for place, one, other in _first(ours[rank], theirs[rank], name)]
+        pairs = [
+            (rank, place, one, other)
+            for rank in ours.keys() & theirs.keys()
+            for place, one, other in _first(ours[rank], theirs[rank], name)
+        ]
         if not pairs:
             continue
         if any(unequal(one, other) for _, _, one, other in pairs):
@@ -206,16 +322,29 @@ def _compared(judged: Judged, begun: Resumed, cold: Judged, reference: Judged | 
 
 
 def _first(ours: list[Step], theirs: list[Step], name: str) -> list[tuple[int, object, object]]:
-    values = [(value_of(one, name), value_of(other, name)) for one, other in zip(ours[:COLD_STEPS], theirs[:COLD_STEPS], strict=False)]
-    return [(place, one, other) for place, (one, other) in enumerate(values, start=1) if one is not None and other is not None]
+    values = [
+        (value_of(one, name), value_of(other, name))
+        for one, other in zip(ours[:COLD_STEPS], theirs[:COLD_STEPS], strict=False)
+    ]
+    return [
+        (place, one, other)
+        for place, (one, other) in enumerate(values, start=1)
+        if one is not None and other is not None
+    ]
 
 
-def _tells(reference: Judged | None, behind: int, pairs: list[tuple[int, int, object, object]], name: str) -> bool:
-    """Whether the value in the cold start differs from that of the undisturbed run at the same step. Where it does not (a constant learning
-    rate), equal values prove no restore.
+def _tells(
+    reference: Judged | None, behind: int, pairs: list[tuple[int, int, object, object]], name: str
+) -> bool:
+    """Whether the value in the cold start differs from that of the undisturbed run at the same
+    step. Where it does not (a constant learning rate), equal values prove no restore.
     """
     for rank, place, _, other in pairs:
-        step = reference.path.steps.get(behind + place, {}).get(rank) if reference is not None else None
+        step = (
+            reference.path.steps.get(behind + place, {}).get(rank)
+            if reference is not None
+            else None
+        )
         due = value_of(step[1], name) if step is not None else None
         if due is not None and unequal(due, other):
             return True

@@ -1,4 +1,6 @@
-"""A job's recording as typed data: each attempt of an arm, each process, step by step. The input is untrusted and never executed."""
+"""A job's recording as typed data: each attempt of an arm, each process, step by step. The input is
+untrusted and never executed.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,14 @@ class Process:
     saves: list[dict[str, Any]] = field(default_factory=list)
     loads: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    files: list[dict[str, Any]] = field(default_factory=list)  # operations on files of the arm's folder, in their order
-    epochs: list[int] = field(default_factory=list)  # after which steps a loader that is trained on came to its end
-    ended: list[tuple[int, int]] = field(default_factory=list)  # the same of every loader: which, and after which step
-    skips: list[int] = field(default_factory=list)  # after which steps the gradient scaler left a window out
+    # operations on files of the arm's folder, in their order
+    files: list[dict[str, Any]] = field(default_factory=list)
+    # after which steps a loader that is trained on came to its end
+    epochs: list[int] = field(default_factory=list)
+    # the same of every loader: which, and after which step
+    ended: list[tuple[int, int]] = field(default_factory=list)
+    # after which steps the gradient scaler left a window out
+    skips: list[int] = field(default_factory=list)
     taken_back: int = 0  # steps that the job has undone itself
     told: Optimizers | None = None  # what the record says of the optimizers so far
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -62,8 +68,9 @@ class Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still running after it ended. `no_step`: it hung in that
-    it went on printing and made no step. `stopped`: the audit was stopped in it.
+    """One attempt as observed from outside (arm.json). `left_behind`: number of processes still
+    running after it ended. `no_step`: it hung in that it went on printing and made no step.
+    `stopped`: the audit was stopped in it.
 
     RecordError for values of another type or out of range: the file may be a stranger's.
     """
@@ -81,18 +88,25 @@ class Launch:
     def __post_init__(self) -> None:
         for name in ("attempt", "left_behind"):
             count_of(getattr(self, name))
-        if not all(value is None or (type(value) is int and abs(value) < 2**31) for value in (self.exit_code, self.signal)):
+        if not all(
+            value is None or (type(value) is int and abs(value) < 2**31)
+            for value in (self.exit_code, self.signal)
+        ):
             raise ValueError("an exit code or a signal is no number")
-        if not all(type(value) is bool for value in (self.hung, self.planned, self.no_step, self.stopped)):
+        if not all(
+            type(value) is bool for value in (self.hung, self.planned, self.no_step, self.stopped)
+        ):
             raise ValueError("hung, planned, no_step and stopped are true or false")
         object.__setattr__(self, "seconds", seconds_of(self.seconds))
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm; `launches` is empty if ECRL did not run it. `planned`: the failures that were planned for it, in words, by their number.
+    """One arm; `launches` is empty if ECRL did not run it. `planned`: the failures that were
+    planned for it, in words, by their number.
 
-    `others`: by attempt, processes that trained nothing and have file events on record: they wrote or read checkpoints, or died before a step.
+    `others`: by attempt, processes that trained nothing and have file events on record: they wrote
+    or read checkpoints, or died before a step.
     """
 
     name: str
@@ -104,7 +118,9 @@ class Arm:
 
     @property
     def stopped(self) -> bool:
-        """Whether the audit was stopped in this arm: what is missing in it is not the job's doing."""
+        """Whether the audit was stopped in this arm: what is missing in it is not the job's
+        doing.
+        """
         return any(launch.stopped for launch in self.launches)
 
     @property
@@ -118,7 +134,9 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm:
-    """The records under `folder`. EvidenceMissing if there are none; RecordError, naming the file, for what cannot be read."""
+    """The records under `folder`. EvidenceMissing if there are none; RecordError, naming the file,
+    for what cannot be read.
+    """
     attempts: dict[int, list[Process]] = {}
     others: dict[int, list[Process]] = {}
     read = 0
@@ -129,16 +147,28 @@ def read_arm(folder: Path) -> Arm:
         files = sorted(path for path in child.iterdir() if path.suffix == ".jsonl")
         read += sum(path.lstat().st_size for path in files)
         if len(files) > MAX_FILES:
-            raise RecordError(str(child.name), f"holds {len(files)} records, at most {MAX_FILES} are read")
+            raise RecordError(
+                str(child.name), f"holds {len(files)} records, at most {MAX_FILES} are read"
+            )
         if read > MAX_ARM:
             raise RecordError(folder.name, f"has more than {MAX_ARM} bytes of records")
         found = [read_process(path, int(match[1])) for path in files]
-        trained = [process for process in found if process.steps or process.start or process.troubles]
+        trained = [
+            process for process in found if process.steps or process.start or process.troubles
+        ]
         attempts[int(match[1])] = sorted(trained, key=lambda process: (process.rank, process.path))
-        others[int(match[1])] = [process for process in found if process.files and process not in trained]
+        others[int(match[1])] = [
+            process for process in found if process.files and process not in trained
+        ]
     if not any(attempts.values()):
-        raise EvidenceMissing(str(folder), "no step is on record", "was the command a torch job? python -I, -E and -S keep the recorder out")
-    return Arm(folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"), others=others)
+        raise EvidenceMissing(
+            str(folder),
+            "no step is on record",
+            "was the command a torch job? python -I, -E and -S keep the recorder out",
+        )
+    return Arm(
+        folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"), others=others
+    )
 
 
 def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str]]:
@@ -146,17 +176,25 @@ def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str
     if not path.exists():
         return (), {}
     document = read_json(path)
-    listed, faults = (document.get(name, []) if isinstance(document, dict) else [] for name in ("launches", "strikes"))
+    listed, faults = (
+        document.get(name, []) if isinstance(document, dict) else []
+        for name in ("launches", "strikes")
+    )
     names = {name.name for name in fields(Launch)}
     try:
-        launches = tuple(Launch(**{key: value for key, value in entry.items() if key in names}) for entry in listed)
+        launches = tuple(
+            Launch(**{key: value for key, value in entry.items() if key in names})
+            for entry in listed
+        )
         return launches, {count_of(fault["index"]): _planned(fault) for fault in faults}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(path.name, f"is no record of launches ({str(error)[:200]})") from error
 
 
 def _planned(fault: Mapping[str, Any]) -> str:
-    kind, rank, step, moment = (shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment"))
+    kind, rank, step, moment = (
+        shortened(str(fault[name])) for name in ("kind", "rank", "step", "moment")
+    )
     file, _, how = shortened(str(fault.get("point") or "")).rpartition(":")
     return f"{kind} of rank {rank} at step {step} ({f'{moment}: {file} {how}' if file else moment})"
 
@@ -166,16 +204,23 @@ def read_process(path: Path, attempt: int) -> Process:
     if path.is_symlink() or not path.is_file():
         raise RecordError(path.name, "is not a regular file")
     if path.stat().st_size > MAX_FILE:
-        raise RecordError(path.name, f"has {path.stat().st_size} bytes, a record at most {MAX_FILE}")
+        raise RecordError(
+            path.name, f"has {path.stat().st_size} bytes, a record at most {MAX_FILE}"
+        )
     process = Process(path.name, attempt=attempt)
     batches: dict[int, Batch] = {}
     for number, line in enumerate(_lines(path, process), start=1):
         try:
             _take(process, batches, line)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RecordError(f"{path.name}:{number}", f"is no line of format {FORMAT} ({type(error).__name__}: {error})"[:300]) from error
+            raise RecordError(
+                f"{path.name}:{number}",
+                f"is no line of format {FORMAT} ({type(error).__name__}: {error})"[:300],
+            ) from error
     trained_on = {batch.loader for step in process.steps for batch in step.batches}
-    process.epochs = [after for loader, after in process.ended if loader in trained_on or not trained_on]
+    process.epochs = [
+        after for loader, after in process.ended if loader in trained_on or not trained_on
+    ]
     return process
 
 
@@ -186,7 +231,9 @@ def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:
             if len(data) > MAX_LINE:
                 raise RecordError(path.name, f"has a line of more than {MAX_LINE} bytes")
             if process.torn:
-                process.troubles.append(f"{path.name}: a damaged line stands in the middle of the record")
+                process.troubles.append(
+                    f"{path.name}: a damaged line stands in the middle of the record"
+                )
                 process.torn = 0
             if not data.strip():
                 blank += 1
@@ -222,19 +269,29 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
     elif kind == "step":
         _take_step(process, batches, line)
     elif kind == "epoch":
-        process.ended.append((count_of(line.get("loader") or 0), count_of(line.get("after_step", 0))))
+        process.ended.append(
+            (count_of(line.get("loader") or 0), count_of(line.get("after_step", 0)))
+        )
     elif kind == "skip":
         process.skips.append(count_of(line["after_step"]))
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
-        into = {"save": process.saves, "load": process.loads, "call": process.calls, "file": process.files, "strike": process.faults}.get(kind)
+        into = {
+            "save": process.saves,
+            "load": process.loads,
+            "call": process.calls,
+            "file": process.files,
+            "strike": process.faults,
+        }.get(kind)
         if into is not None:  # unknown types come from later versions
             line["after_step"] = count_of(line.get("after_step", len(process.steps)))
             if kind == "strike":
                 line["index"] = count_of(line.get("index", 0))
             if kind == "save" and (line.get("objects") or line.get("params")):
-                line["optimizers"] = optimizers_of(line, {name: str(line.get(name) or "") for name in DIGESTS})
+                line["optimizers"] = optimizers_of(
+                    line, {name: str(line.get(name) or "") for name in DIGESTS}
+                )
             if "seconds" in line:
                 line["seconds"] = seconds_of(line["seconds"])
             into.append({key: shortened(value) for key, value in line.items()})
@@ -245,7 +302,12 @@ def _start(line: dict[str, Any]) -> dict[str, Any]:
     digests = {name: shortened(str(line[name])) for name in DIGESTS if line.get(name)}
     entries = None if line.get("entries") is None else count_of(line["entries"])
     name = shortened(str(line.get("digest") or ""))
-    told = {"optimizers": optimizers_of(line, digests), "lr": rates_of(line), "watched": watched_text(line), "digest": name}
+    told = {
+        "optimizers": optimizers_of(line, digests),
+        "lr": rates_of(line),
+        "watched": watched_text(line),
+        "digest": name,
+    }
     counts = {key: _counts(line.get(key)) for key in ("entries_of", "trainable")}
     models = tuple(shortened(str(model)) for model in line.get("models") or ())
     return {**digests, "entries": entries, "models": models, **counts, **told}
@@ -256,7 +318,9 @@ def _counts(value: Any) -> dict[str, int]:
 
 
 def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> None:
-    consumed = tuple(batches.pop(count_of(number)) for number in line.get("batches", []) if number in batches)
+    consumed = tuple(
+        batches.pop(count_of(number)) for number in line.get("batches", []) if number in batches
+    )
     step = step_of(line, consumed, process.told, process.start if not process.steps else None)
     before = line.get("before")
     undone = count_of(before.get("taken_back", 0)) if isinstance(before, Mapping) else 0
@@ -265,7 +329,8 @@ def _take_step(process: Process, batches: dict[int, Batch], line: dict[str, Any]
         process.taken_back += undone
         for event in (*process.saves, *process.files):
             if event["after_step"] >= step.number:
-                event["overlapped"] = True  # of steps that no longer count: what it holds is no state of the path
+                # of steps that no longer count: what it holds is no state of the path
+                event["overlapped"] = True
     told = (*step.optimizers_before.items(), *step.optimizers.items())
     process.told = {**(process.told or {}), **{name: state for name, state in told if state.params}}
     if step.declared:

@@ -24,7 +24,9 @@ Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 
 
 def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
-    """The state that each resumed attempt began with. `stable`: of the components that undisturbed runs agree in, the undisturbed run tells too."""
+    """The state that each resumed attempt began with. `stable`: of the components that undisturbed
+    runs agree in, the undisturbed run tells too.
+    """
 
     def known(component: str) -> bool:
         return stable(component) and component not in judged.ignored
@@ -32,18 +34,34 @@ def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterat
     for begun in judged.path.resumed:
         if begun.began:  # else no step is on record: `same end` and `progress` judge that
             for finding in _of_attempt(judged, begun, reference, known):
-                unclear = len(judged.path.resumed) > 1 and finding.status == BROKEN and "attempt" not in finding.message
-                yield replace(finding, message=f"{finding.message} (attempt {begun.attempt})") if unclear else finding
+                unclear = (
+                    len(judged.path.resumed) > 1
+                    and finding.status == BROKEN
+                    and "attempt" not in finding.message
+                )
+                yield (
+                    replace(finding, message=f"{finding.message} (attempt {begun.attempt})")
+                    if unclear
+                    else finding
+                )
     drawn = sorted(judged.without_effect & set(GENERATORS))
     if drawn:
-        said = f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was drawn from it shows in any step"
+        said = (
+            f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was"
+            " drawn from it shows in any step"
+        )
         yield Finding("restored: generators", NOT_CHECKED, said, judged.arm.name)
     if "optimizer" in judged.without_effect:
-        said = "the optimizer's state is another after a restart, and every update that followed is right: it is kept in another form"
+        said = (
+            "the optimizer's state is another after a restart, and every update that followed is"
+            " right: it is kept in another form"
+        )
         yield Finding("restored: optimizer", NOT_CHECKED, said, judged.arm.name)
 
 
-def _of_attempt(judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
+def _of_attempt(
+    judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable
+) -> Iterator[Finding]:
     arm, who = judged.arm.name, f"attempt {begun.attempt}"
     if begun.proof != "content":
         yield _of_no_step(judged, begun, reference if stable("parameters") else None)
@@ -54,31 +72,72 @@ def _of_attempt(judged: Judged, begun: Resumed, reference: Judged | None, stable
     lost = {rank: _apart(begun, rank, "params") for rank in sorted(begun.began)}
     strays = [rank for rank, names in lost.items() if names and rank != min(begun.began)]
     if lost[min(begun.began)]:
-        yield Finding("restored: parameters", BROKEN, _parameters_lost(begun, lost[min(begun.began)]), arm, next_step)
+        yield Finding(
+            "restored: parameters",
+            BROKEN,
+            _parameters_lost(begun, lost[min(begun.began)]),
+            arm,
+            next_step,
+        )
     elif strays:
         ranks = ", ".join(map(str, strays))
-        said = f"rank {ranks} began {who} with parameters{_whose(begun, lost[strays[0]])} that no rank had after step {begun.after}"
-        yield Finding("restored: parameters", BROKEN, f"{said}: they were not restored", arm, next_step)
+        said = (
+            f"rank {ranks} began {who} with parameters{_whose(begun, lost[strays[0]])} that no rank"
+            f" had after step {begun.after}"
+        )
+        yield Finding(
+            "restored: parameters", BROKEN, f"{said}: they were not restored", arm, next_step
+        )
     else:
-        yield Finding("restored: parameters", KEPT, f"{who} began with the parameters of step {begun.after}", arm)
+        yield Finding(
+            "restored: parameters",
+            KEPT,
+            f"{who} began with the parameters of step {begun.after}",
+            arm,
+        )
     if "optimizer" not in judged.ignored:
         yield from _optimizer(begun, arm)
     if begun.attempt in judged.path.resized:
-        said = f"{who} had another number of processes: generators are a rank's own, and a schedule may depend on their number"
+        said = (
+            f"{who} had another number of processes: generators are a rank's own, and a schedule"
+            " may depend on their number"
+        )
         yield Finding("restored: generators", NOT_CHECKED, said, arm)
     elif reference is not None:
-        ours = {process.rank: (begun.attempt, process.steps[0]) for process in judged.arm.attempts[begun.attempt] if process.steps}
+        ours = {
+            process.rank: (begun.attempt, process.steps[0])
+            for process in judged.arm.attempts[begun.attempt]
+            if process.steps
+        }
         yield from _against(begun, arm, ours, reference.path.steps.get(next_step, {}), stable)
 
 
 def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Finding:
-    """The parameters are those of no step on record: broken where every state that there was is on record."""
+    """The parameters are those of no step on record: broken where every state that there was is on
+    record.
+    """
     arm, promise = judged.arm.name, "restored: parameters"
-    dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(range(reference.path.last))
+    dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
+        range(reference.path.last)
+    )
     if not begun.comparable and not dense:
-        return Finding(promise, NOT_CHECKED, "no digest of the state after the newest checkpoint is on record (audit.digests)", arm)
-    said = f"the parameters before the first step of attempt {begun.attempt} are those of no earlier step"
-    return Finding(promise, BROKEN, f"{said}: they were not restored as they were", arm, begun.newest_saved or 0)
+        return Finding(
+            promise,
+            NOT_CHECKED,
+            "no digest of the state after the newest checkpoint is on record (audit.digests)",
+            arm,
+        )
+    said = (
+        f"the parameters before the first step of attempt {begun.attempt} are those of no earlier"
+        " step"
+    )
+    return Finding(
+        promise,
+        BROKEN,
+        f"{said}: they were not restored as they were",
+        arm,
+        begun.newest_saved or 0,
+    )
 
 
 def _apart(begun: Resumed, rank: int, key: str) -> list[str]:
@@ -100,26 +159,46 @@ def _parameters_lost(begun: Resumed, names: list[str]) -> str:
     elsewhere = begun.steps_with("params", name, begun.began[min(begun.began)][name].params)
     where = f"those of step {elsewhere[-1]}" if elsewhere else "those of no earlier step"
     said = f"the parameters{_whose(begun, names)} before step {(begun.after or 0) + 1} are {where}"
-    return f"{said}, the rest of attempt {begun.attempt} began with step {begun.after}: they were not restored"
+    return (
+        f"{said}, the rest of attempt {begun.attempt} began with step {begun.after}: they were not"
+        " restored"
+    )
 
 
 def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
     """The optimizers' moments and counters."""
     promise, next_step = "restored: optimizer", (begun.after or 0) + 1
-    lost = {rank: names for rank in sorted(begun.began) if (names := _apart(begun, rank, "optimizer"))}
+    lost = {
+        rank: names for rank in sorted(begun.began) if (names := _apart(begun, rank, "optimizer"))
+    }
     if not lost:
         if any(state.optimizer for state in begun.began[min(begun.began)].values()):
-            yield Finding(promise, KEPT, f"attempt {begun.attempt} began with the optimizer's state of step {begun.after}", arm)
+            yield Finding(
+                promise,
+                KEPT,
+                f"attempt {begun.attempt} began with the optimizer's state of step {begun.after}",
+                arm,
+            )
         return
     rank, names = next(iter(lost.items()))
     name, whose = names[0], _whose(begun, names)
-    entries = begun.entries.get(name, begun.entries.get("")) if len(begun.entries) < 2 or name in begun.entries else None
+    entries = (
+        begun.entries.get(name, begun.entries.get(""))
+        if len(begun.entries) < 2 or name in begun.entries
+        else None
+    )
     if entries == 0:
-        said = f"the optimizer's state{whose} before step {next_step} is that of no earlier step (0 entries): it was not loaded"
+        said = (
+            f"the optimizer's state{whose} before step {next_step} is that of no earlier step (0"
+            " entries): it was not loaded"
+        )
     else:
         elsewhere = begun.steps_with("optimizer", name, begun.began[rank][name].optimizer)
         where = f"that of step {elsewhere[-1]}" if elsewhere else "that of no earlier step"
-        said = f"the optimizer's state{whose} before step {next_step} is {where}, the parameters are those of step {begun.after}"
+        said = (
+            f"the optimizer's state{whose} before step {next_step} is {where}, the parameters are"
+            f" those of step {begun.after}"
+        )
     yield Finding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step)
 
 
@@ -127,8 +206,12 @@ def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
     return "" if len(ranks) == len(begun.began) else f" (rank {', '.join(map(str, ranks))})"
 
 
-def _against(begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable) -> Iterator[Finding]:
-    """Settings and generators before the first update, scaler and buffers with it, against the same step of the undisturbed run."""
+def _against(
+    begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable
+) -> Iterator[Finding]:
+    """Settings and generators before the first update, scaler and buffers with it, against the same
+    step of the undisturbed run.
+    """
     ranks = sorted(ours.keys() & due.keys())
     pairs = [(rank, ours[rank][1], due[rank][1]) for rank in ranks]
     number = (begun.after or 0) + 1
@@ -136,48 +219,101 @@ def _against(begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable) 
     if stable("settings"):
         yield from _settings(begun, arm, pairs, number)
     yield from _generators(begun, arm, pairs, stable)
-    buffers = [(rank, one.digests["buffers"], other.digests["buffers"]) for rank, one, other in pairs if _both(one, other, "buffers")]
-    if buffers and same_samples and stable("buffers"):  # other samples leave other running statistics
+    buffers = [
+        (rank, one.digests["buffers"], other.digests["buffers"])
+        for rank, one, other in pairs
+        if _both(one, other, "buffers")
+    ]
+    # other samples leave other running statistics
+    if buffers and same_samples and stable("buffers"):
         wrong = [rank for rank, one, other in buffers if one != other]
         said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}"
-        yield Finding("restored: buffers", *((BROKEN, said, arm, number) if wrong else (KEPT, "they are those of the undisturbed run", arm)))
-    if stable("scale") and any(one.scale is not None or other.scale is not None for _, one, other in pairs):
+        yield Finding(
+            "restored: buffers",
+            *(
+                (BROKEN, said, arm, number)
+                if wrong
+                else (KEPT, "they are those of the undisturbed run", arm)
+            ),
+        )
+    if stable("scale") and any(
+        one.scale is not None or other.scale is not None for _, one, other in pairs
+    ):
         wrong = [rank for rank, one, other in pairs if not same_number(one.scale, other.scale)]
         said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}"
-        yield Finding("restored: scaler", *((BROKEN, said, arm, number) if wrong else (KEPT, "the scale is that of the undisturbed run", arm)))
+        yield Finding(
+            "restored: scaler",
+            *(
+                (BROKEN, said, arm, number)
+                if wrong
+                else (KEPT, "the scale is that of the undisturbed run", arm)
+            ),
+        )
 
 
 def _both(one: Step, other: Step, name: str) -> bool:
     return bool(one.digests.get(name) and other.digests.get(name))
 
 
-def _settings(begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], number: int) -> Iterator[Finding]:
+def _settings(
+    begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], number: int
+) -> Iterator[Finding]:
     promise = "restored: schedule and settings"
-    apart = {rank: optimizers_apart(one.optimizers_before, other.optimizers_before, "settings") for rank, one, other in pairs}
+    apart = {
+        rank: optimizers_apart(one.optimizers_before, other.optimizers_before, "settings")
+        for rank, one, other in pairs
+    }
     wrong = [rank for rank, names in apart.items() if names]
     if wrong:
         _, one, other = next(pair for pair in pairs if pair[0] == wrong[0])
         whose = named(apart[wrong[0]], one.optimizers_before)
-        rates = (f"lr {[*one.lr]} for {[*other.lr]}",) if one.lr != other.lr else ("the learning rate is right: another setting differs",)
-        said = f"before step {number}, rank {', '.join(map(str, wrong))}{whose}: {MEANING['settings']}"
+        rates = (
+            (f"lr {[*one.lr]} for {[*other.lr]}",)
+            if one.lr != other.lr
+            else ("the learning rate is right: another setting differs",)
+        )
+        said = (
+            f"before step {number}, rank {', '.join(map(str, wrong))}{whose}: {MEANING['settings']}"
+        )
         yield Finding(promise, BROKEN, said, arm, number, rates)
-    elif any(state.settings for _, one, other in pairs for name, state in one.optimizers_before.items() if name in other.optimizers_before):
-        yield Finding(promise, KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
+    elif any(
+        state.settings
+        for _, one, other in pairs
+        for name, state in one.optimizers_before.items()
+        if name in other.optimizers_before
+    ):
+        yield Finding(
+            promise,
+            KEPT,
+            f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
+            arm,
+        )
 
 
-def _generators(begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], stable: Stable) -> Iterator[Finding]:
+def _generators(
+    begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], stable: Stable
+) -> Iterator[Finding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
     promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
     for component, name in zip(GENERATORS, ("rng", "rng_python", "rng_numpy"), strict=True):
-        drawn = [(rank, one.digests_before.get(name), other.digests_before.get(name)) for rank, one, other in pairs]
+        drawn = [
+            (rank, one.digests_before.get(name), other.digests_before.get(name))
+            for rank, one, other in pairs
+        ]
         drawn = [pair for pair in drawn if pair[1] and pair[2]] if stable(component) else []
         wrong = [rank for rank, one, other in drawn if one != other]
         compared = compared or bool(drawn)
         if wrong and any(one.samples != other.samples for _, one, other in pairs):
-            return  # other samples may draw a different number of times: the data position is the finding
+            # other samples may draw a different number of times: the data position is the finding
+            return
         if wrong:
             said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[component]}"
             yield Finding(promise, BROKEN, said, arm, number)
             return
     if compared:
-        yield Finding(promise, KEPT, f"attempt {begun.attempt} had those of the undisturbed run before step {number}", arm)
+        yield Finding(
+            promise,
+            KEPT,
+            f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
+            arm,
+        )

@@ -1,4 +1,6 @@
-"""Runs a user's command as one arm: with the recorder in its environment, restarted after each death, leaving no process behind."""
+"""Runs a user's command as one arm: with the recorder in its environment, restarted after each
+death, leaving no process behind.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 
 Say = Callable[[str], None]
 _LOOK_S = 0.5  # how often the records are checked for growth
-# How long processes of an attempt may keep running after its command has ended: a loader's worker looks for a dead parent every 5 s (torch's
-# MP_STATUS_CHECK_INTERVAL), later on a busy machine.
+# How long processes of an attempt may keep running after its command has ended: a loader's worker
+# looks for a dead parent every 5 s (torch's MP_STATUS_CHECK_INTERVAL), later on a busy machine.
 _LEAVE_S = 20.0
-_GAPS, _LEAST_GAP_S = 10.0, 60.0  # a job hangs that makes no step for so many times its longest gap, and for so long
+# a job hangs that makes no step for so many times its longest gap, and for so long
+_GAPS, _LEAST_GAP_S = 10.0, 60.0
 _LATEST = re.compile(r"\{latest:([^{}]+)\}")
 _NUMBERS = re.compile(r"(\d+)")
 
@@ -43,8 +46,9 @@ _NUMBERS = re.compile(r"(\d+)")
 class Job:
     """The command to audit.
 
-    `words`: the command line, in which {dir} and {attempt} stand for the arm's own folder and the attempt. `recorder`: the folder for
-    PYTHONPATH. `last`: the undisturbed run's last step, 0 if that is not known yet. `no_step_s`: how long it may make no step; 0: for ever.
+    `words`: the command line, in which {dir} and {attempt} stand for the arm's own folder and the
+    attempt. `recorder`: the folder for PYTHONPATH. `last`: the undisturbed run's last step, 0 if
+    that is not known yet. `no_step_s`: how long it may make no step; 0: for ever.
     """
 
     words: tuple[str, ...]
@@ -71,11 +75,15 @@ class Job:
 
 
 def _latest(words: list[str], folder: Path) -> list[str]:
-    """`words` with the newest match of GLOB in `folder` for each {latest:GLOB}; nothing where one has no match."""
+    """`words` with the newest match of GLOB in `folder` for each {latest:GLOB}; nothing where one
+    has no match.
+    """
     filled = []
     for word in words:
         for glob in _LATEST.findall(word):
-            matches = sorted(folder.glob(glob), key=lambda path: (path.stat().st_mtime_ns, _natural(path)))
+            matches = sorted(
+                folder.glob(glob), key=lambda path: (path.stat().st_mtime_ns, _natural(path))
+            )
             if not matches:
                 return []
             word = word.replace(f"{{latest:{glob}}}", str(matches[-1]))
@@ -89,7 +97,9 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def longest_gap(arm: Arm) -> float:
-    """The longest time, in seconds, without a step in an arm's first launch: between two steps, or before the first and after the last together."""
+    """The longest time, in seconds, without a step in an arm's first launch: between two steps, or
+    before the first and after the last together.
+    """
     longest = 0.0
     for process in arm.attempts[min(arm.attempts)]:
         times = [step.at for step in process.steps if step.at]
@@ -106,7 +116,9 @@ def _filled(word: str, places: dict[str, str]) -> str:
 
 
 def install_recorder(folder: Path) -> Path:
-    """Copy the recorder to where the job's interpreter finds it, whatever its environment has installed; returns the folder for PYTHONPATH."""
+    """Copy the recorder to where the job's interpreter finds it, whatever its environment has
+    installed; returns the folder for PYTHONPATH.
+    """
     import ecrl
 
     source, target = Path(ecrl.__file__).parent, folder / "recorder"
@@ -120,7 +132,9 @@ def install_recorder(folder: Path) -> Path:
 
 
 def run_arm(job: Job, arm: Path, faults: tuple[PlannedFault, ...], say: Say) -> tuple[Launch, ...]:
-    """Run `job` in `arm` until it has come to its end or may not be restarted again; arm.json records how each attempt ended."""
+    """Run `job` in `arm` until it has come to its end or may not be restarted again; arm.json
+    records how each attempt ended.
+    """
     if arm.exists():
         shutil.rmtree(arm)
     (arm / "work").mkdir(parents=True)
@@ -130,7 +144,11 @@ def run_arm(job: Job, arm: Path, faults: tuple[PlannedFault, ...], say: Say) -> 
         try:
             launches.append(_attempt(job, arm, _next_attempt(arm), faults))
         except Stopped:
-            _record(arm, faults, [*launches, Launch(_next_attempt(arm) - 1, None, None, 0.0, stopped=True)])
+            _record(
+                arm,
+                faults,
+                [*launches, Launch(_next_attempt(arm) - 1, None, None, 0.0, stopped=True)],
+            )
             raise
         _record(arm, faults, launches)
         last, unplanned = launches[-1], sum(not launch.planned for launch in launches)
@@ -138,19 +156,33 @@ def run_arm(job: Job, arm: Path, faults: tuple[PlannedFault, ...], say: Say) -> 
             asked = last.planned and any(fault.kind in GRACEFUL for fault in faults)
             if not asked or not job.last or _last_step(arm) >= job.last:
                 return tuple(launches)
-            say(f"{arm.name}: attempt {last.attempt} ended with exit code 0 before its last step; starting again, as a scheduler would")
+            say(
+                f"{arm.name}: attempt {last.attempt} ended with exit code 0 before its last step;"
+                " starting again, as a scheduler would"
+            )
             continue
         if unplanned > job.keys.max_restarts or _hopeless(launches):
             return tuple(launches)
-        say(f"{arm.name}: attempt {last.attempt} ended ({'hung' if last.hung else last.signal or last.exit_code}); starting again")
+        say(
+            f"{arm.name}: attempt {last.attempt} ended"
+            f" ({'hung' if last.hung else last.signal or last.exit_code}); starting again"
+        )
 
 
 def _record(arm: Path, faults: tuple[PlannedFault, ...], launches: list[Launch]) -> None:
-    write_json(arm / "arm.json", {"strikes": [encode(fault) for fault in faults], "launches": [encode(launch) for launch in launches]})
+    write_json(
+        arm / "arm.json",
+        {
+            "strikes": [encode(fault) for fault in faults],
+            "launches": [encode(launch) for launch in launches],
+        },
+    )
 
 
 def _last_step(arm: Path) -> int:
-    """The last step that the arm's attempts have come to, by their records: an exit code tells nothing of a job that was asked to end."""
+    """The last step that the arm's attempts have come to, by their records: an exit code tells
+    nothing of a job that was asked to end.
+    """
     try:
         return path_of(read_arm(arm)).last
     except EcrlError:
@@ -158,8 +190,13 @@ def _last_step(arm: Path) -> int:
 
 
 def _next_attempt(arm: Path) -> int:
-    """The next attempt number after those on record: a job that restarts itself has made several."""
-    return max((int(path.name[8:]) + 1 for path in arm.glob("attempt-*") if path.name[8:].isdigit()), default=0)
+    """The next attempt number after those on record: a job that restarts itself has made
+    several.
+    """
+    return max(
+        (int(path.name[8:]) + 1 for path in arm.glob("attempt-*") if path.name[8:].isdigit()),
+        default=0,
+    )
 
 
 def _hopeless(launches: list[Launch]) -> bool:
@@ -171,12 +208,18 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
     logs = arm / f"attempt-{number:02d}"
     logs.mkdir()
     command, tag = job.command(arm, number), f"ECRL_AUDIT_ARM={arm}"
-    seeds = {"ECRL_SEED": str(job.keys.seed), "PYTHONHASHSEED": str(job.keys.seed % 2**32)} if job.keys.seed >= 0 else {}
+    seeds = (
+        {"ECRL_SEED": str(job.keys.seed), "PYTHONHASHSEED": str(job.keys.seed % 2**32)}
+        if job.keys.seed >= 0
+        else {}
+    )
     environment = (
         os.environ
         | seeds
         | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(job.recorder), os.environ.get("PYTHONPATH", "")))),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(job.recorder), os.environ.get("PYTHONPATH", "")))
+            ),
             "ECRL_RECORD": str(arm),
             "ECRL_ARM_DIR": str(arm / "work"),
             "ECRL_ATTEMPT": str(number),
@@ -188,25 +231,53 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
     began = monotonic()
     with StopSignals() as stop, (logs / "output.log").open("wb") as output:
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True)
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
         except OSError as error:
             fact = f"{command[0]} cannot be started ({error.strerror})"
-            raise ConfigError("COMMAND", fact, "give its path, or activate the environment that has it") from error
+            raise ConfigError(
+                "COMMAND", fact, "give its path, or activate the environment that has it"
+            ) from error
         hung, no_step = _wait(child, arm, job, stop)
         left = 0 if hung or stop.first else len(_leftovers(tag, stop))
         if hung or stop.first:
             child.kill()
-        status = child.wait()  # before the sweep, which reaps whatever it kills: the status would be lost then, and read as 0
+        # before the sweep, which reaps whatever it kills: the status would be lost then, and read
+        # as 0
+        status = child.wait()
         if hung or left or stop.first:
             sweep(tagged(tag), seconds=5.0)
         if stop.first:
-            raise Stopped(signal.Signals(stop.first).name, f"the audit was stopped in arm {arm.name}", "the same command begins again")
+            raise Stopped(
+                signal.Signals(stop.first).name,
+                f"the audit was stopped in arm {arm.name}",
+                "the same command begins again",
+            )
     code, signal_number = (status, None) if status >= 0 else (None, -status)
-    return Launch(number, code, signal_number, monotonic() - began, hung, left, _fault_recorded(arm, number), no_step)
+    return Launch(
+        number,
+        code,
+        signal_number,
+        monotonic() - began,
+        hung,
+        left,
+        _fault_recorded(arm, number),
+        no_step,
+    )
 
 
-def _wait(child: subprocess.Popen[bytes], arm: Path, job: Job, stop: StopSignals) -> tuple[bool, bool]:
-    """Wait for the command to end, or for a signal that stops the audit; returns whether it hangs, and whether it does so while it prints."""
+def _wait(
+    child: subprocess.Popen[bytes], arm: Path, job: Job, stop: StopSignals
+) -> tuple[bool, bool]:
+    """Wait for the command to end, or for a signal that stops the audit; returns whether it hangs,
+    and whether it does so while it prints.
+    """
     pidfd, ready = open_pidfd(child.pid), select.poll()
     for fd in (pidfd, stop.fileno()):
         if fd is not None:
@@ -218,7 +289,9 @@ def _wait(child: subprocess.Popen[bytes], arm: Path, job: Job, stop: StopSignals
             grown = sum(path.stat().st_size for path in arm.glob("attempt-*/*") if path.is_file())
             if grown != seen:
                 seen, since = grown, monotonic()
-            elif monotonic() - since > (job.keys.silence_s if steps.any else job.keys.start_timeout_s):
+            elif monotonic() - since > (
+                job.keys.silence_s if steps.any else job.keys.start_timeout_s
+            ):
                 return True, False
             limit = job.no_step_s or job.keys.no_step_s
             if limit and steps.seconds_without() > limit:
@@ -279,5 +352,7 @@ def failed(arm: Path, launch: Launch) -> EcrlError:
     """The error for a job that fails even without faults."""
     how = ending(launch.exit_code, launch.signal)
     return ConfigError(
-        "COMMAND", f"ended with {how} without any failure: {last_words(arm) or 'it printed nothing'}", f"look at {arm}/attempt-00/output.log"
+        "COMMAND",
+        f"ended with {how} without any failure: {last_words(arm) or 'it printed nothing'}",
+        f"look at {arm}/attempt-00/output.log",
     )

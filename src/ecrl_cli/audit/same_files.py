@@ -1,4 +1,6 @@
-"""The promise "same files": what the job leaves, where the undisturbed runs agree with each other, is the same in an arm with failures."""
+"""The promise "same files": what the job leaves, where the undisturbed runs agree with each other,
+is the same in an arm with failures.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
 _ALONE = "there is one undisturbed run"
 _LONGEST = 60  # characters of a value in a sentence
-_GRACEFUL = ("term", "exit", "raise", "oom")  # failures after which a job may save once more, at a moment of its own
+# failures after which a job may save once more, at a moment of its own
+_GRACEFUL = ("term", "exit", "raise", "oom")
 
 
 @dataclass
 class _Comparison:
     """An arm held against the undisturbed runs.
 
-    `extra`: files that only the arm has. `restarts`: of the arm. `graceful`: whether a failure let the job save once more. `broken`: by file the
-    sentence about it. `aside`: what was not judged, and why. `files`, `values`: how many agreed and are the same. `unlike`: files in which the
+    `extra`: files that only the arm has. `restarts`: of the arm. `graceful`: whether a failure let
+    the job save once more. `broken`: by file the sentence about it. `aside`: what was not judged,
+    and why. `files`, `values`: how many agreed and are the same. `unlike`: files in which the
     undisturbed runs themselves differ.
     """
 
@@ -43,26 +47,46 @@ class _Comparison:
     unlike: int = 0
 
 
-def same_files(references: Sequence[Inventory | None], judged: Judged, stable: bool = True) -> Finding:
-    """Compare what an arm has left with what the undisturbed runs have. `stable`: whether these did the same steps, bit for bit."""
+def same_files(
+    references: Sequence[Inventory | None], judged: Judged, stable: bool = True
+) -> Finding:
+    """Compare what an arm has left with what the undisturbed runs have. `stable`: whether these did
+    the same steps, bit for bit.
+    """
     arm, undisturbed = judged.arm, [reference for reference in references if reference is not None]
     inventory = read_inventory(arm.folder)
     if inventory is None or not undisturbed:
-        said = "no undisturbed run's files are on record" if inventory is not None else "the arm's files are not on record"
+        said = (
+            "no undisturbed run's files are on record"
+            if inventory is not None
+            else "the arm's files are not on record"
+        )
         return Finding(PROMISE, NOT_CHECKED, said, arm.name)
     if len(undisturbed) == 1:
         undisturbed.append(_tensors_only(undisturbed[0]))
     if judged.path.resized:
-        return Finding(PROMISE, NOT_CHECKED, "with another number of processes sums are taken in another order", arm.name)
+        return Finding(
+            PROMISE,
+            NOT_CHECKED,
+            "with another number of processes sums are taken in another order",
+            arm.name,
+        )
     if arm.launches and arm.launches[-1].exit_code != 0:
-        return Finding(PROMISE, NOT_CHECKED, "the job did not come to its end: its files are not those of a finished run", arm.name)
+        return Finding(
+            PROMISE,
+            NOT_CHECKED,
+            "the job did not come to its end: its files are not those of a finished run",
+            arm.name,
+        )
     restarts = max(len(arm.attempts) - 1, len(arm.launches) - 1)
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
     return _finding(arm.name, _compared(undisturbed, inventory, restarts, graceful), stable)
 
 
 def _tensors_only(inventory: Inventory) -> Inventory:
-    """In the place of a second undisturbed run, which would show what differs from run to run: tensors do not, times and the like may."""
+    """In the place of a second undisturbed run, which would show what differs from run to run:
+    tensors do not, times and the like may.
+    """
     files = {}
     for name, content in inventory.files.items():
         tensors = {key: text for key, text in content.entries.items() if _TENSOR.search(text)}
@@ -78,28 +102,55 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> Finding:
         sentences = list(seen.broken.values())
         rest = f"; and {plural(len(sentences) - 1, 'file')} more" if len(sentences) > 1 else ""
         chance = "" if stable else ": the job is not deterministic, it may be chance"
-        return Finding(PROMISE, BROKEN if stable else UNKNOWN, sentences[0] + rest + chance, arm, None, (*sentences[1:SHOWN], *aside))
+        return Finding(
+            PROMISE,
+            BROKEN if stable else UNKNOWN,
+            sentences[0] + rest + chance,
+            arm,
+            None,
+            (*sentences[1:SHOWN], *aside),
+        )
     if not seen.files:
-        return Finding(PROMISE, NOT_CHECKED, "the undisturbed runs leave no file that they agree in", arm, None, aside)
-    said = f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')} are as in the undisturbed runs"
-    said += f"; not judged: {', '.join(text.partition(':')[0] for text in seen.aside[:3])}" if seen.aside else ""
+        return Finding(
+            PROMISE,
+            NOT_CHECKED,
+            "the undisturbed runs leave no file that they agree in",
+            arm,
+            None,
+            aside,
+        )
+    said = (
+        f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')} are as in the"
+        " undisturbed runs"
+    )
+    said += (
+        f"; not judged: {', '.join(text.partition(':')[0] for text in seen.aside[:3])}"
+        if seen.aside
+        else ""
+    )
     said += f" and {len(seen.aside) - 3} more" if len(seen.aside) > 3 else ""
     return Finding(PROMISE, KEPT, said, arm, None, aside)
 
 
-def _compared(references: list[Inventory], ours: Inventory, restarts: int, graceful: bool) -> _Comparison:
+def _compared(
+    references: list[Inventory], ours: Inventory, restarts: int, graceful: bool
+) -> _Comparison:
     first, *others = references
     extra = {name: content for name, content in ours.files.items() if name not in first.files}
     seen = _Comparison(ours, extra, restarts, graceful)
     for name, content in first.files.items():
         if reason := not_judged(name):
             seen.aside.append(f"{visible(name)}: {reason}")
-        elif any(name not in other.files or other.files[name].kind != content.kind for other in others):
+        elif any(
+            name not in other.files or other.files[name].kind != content.kind for other in others
+        ):
             seen.unlike += 1
         else:
             _file(name, [content, *(other.files[name] for other in others)], seen)
     seen.aside += [f"{visible(name)}: only in this arm" for name in extra if not not_judged(name)]
-    seen.aside += [f"{seen.unlike} files: the undisturbed runs differ in them"] if seen.unlike else []
+    seen.aside += (
+        [f"{seen.unlike} files: the undisturbed runs differ in them"] if seen.unlike else []
+    )
     seen.aside += [*first.left_out, *ours.left_out]
     return seen
 
@@ -107,10 +158,19 @@ def _compared(references: list[Inventory], ours: Inventory, restarts: int, grace
 def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
     """Compare one file, which every undisturbed run leaves; `theirs`: its contents there."""
     content, shown = seen.ours.files.get(name), visible(name)
-    if content is not None and all(content.digest == other.digest and content.kind == other.kind for other in theirs):
+    if content is not None and all(
+        content.digest == other.digest and content.kind == other.kind for other in theirs
+    ):
         seen.files, seen.values = seen.files + 1, seen.values + (len(content.entries) or 1)
         return
-    renamed = next((path for path in seen.extra if blanked(path) == blanked(name) and _equal(theirs, seen.extra[path])), "")
+    renamed = next(
+        (
+            path
+            for path in seen.extra
+            if blanked(path) == blanked(name) and _equal(theirs, seen.extra[path])
+        ),
+        "",
+    )
     if renamed:
         seen.files += 1
         seen.aside.append(f"{visible(renamed)}: holds what is {shown} in the undisturbed runs")
@@ -120,7 +180,10 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
         return
     differences, aside, same = _differences(name, theirs, content, seen.restarts)
     if differences and seen.graceful and _of_another_moment(theirs, content):
-        seen.aside.append(f"{shown}: saved at another moment than in the undisturbed runs, after {_moment(content)}")
+        seen.aside.append(
+            f"{shown}: saved at another moment than in the undisturbed runs, after"
+            f" {_moment(content)}"
+        )
         return
     seen.aside += [f"{shown}: {text}" for text in aside]
     if differences:
@@ -133,8 +196,12 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
 
 def _equal(theirs: list[Content], content: Content) -> bool:
     """Whether the undisturbed runs agree in a file and `content` is the same."""
-    return all(content.kind == other.kind and content.digest == other.digest for other in theirs) or (
-        content.kind == "values" and bool(content.entries) and not _differences("", theirs, content, 0)[0]
+    return all(
+        content.kind == other.kind and content.digest == other.digest for other in theirs
+    ) or (
+        content.kind == "values"
+        and bool(content.entries)
+        and not _differences("", theirs, content, 0)[0]
     )
 
 
@@ -142,9 +209,16 @@ def _missing(name: str, theirs: list[Content], seen: _Comparison) -> None:
     """A file that the undisturbed runs leave and the arm does not."""
     pattern = re.sub(r"\d+", "0", name)
     alike = [path for path in seen.extra if re.sub(r"\d+", "0", path) == pattern]
-    newer = [path for path in seen.ours.files if re.sub(r"\d+", "0", path) == pattern and _numbers(path) > _numbers(name)]
+    newer = [
+        path
+        for path in seen.ours.files
+        if re.sub(r"\d+", "0", path) == pattern and _numbers(path) > _numbers(name)
+    ]
     if alike and newer:
-        seen.aside.append(f"{visible(name)}: not kept here, where {visible(alike[0])} was counted among those to keep")
+        seen.aside.append(
+            f"{visible(name)}: not kept here, where {visible(alike[0])} was counted among those to"
+            " keep"
+        )
     elif all(content.kind in ("picture", "unreadable") for content in theirs):
         seen.aside.append(f"{visible(name)}: missing")
     else:
@@ -155,54 +229,107 @@ def _numbers(name: str) -> list[int]:
     return [int(number[:18]) for number in re.findall(r"\d+", name)]
 
 
-def _differences(name: str, theirs: list[Content], ours: Content, restarts: int) -> tuple[list[Difference], list[str], int]:
-    """What differs from what the undisturbed runs agree in, what is not judged, and how many values are the same."""
+def _differences(
+    name: str, theirs: list[Content], ours: Content, restarts: int
+) -> tuple[list[Difference], list[str], int]:
+    """What differs from what the undisturbed runs agree in, what is not judged, and how many values
+    are the same.
+    """
     kind = theirs[0].kind
     if kind == "lines" and ours.kind == "lines":
-        return differences_of_lines(name, [content.lines for content in theirs], ours.lines, restarts)
+        return differences_of_lines(
+            name, [content.lines for content in theirs], ours.lines, restarts
+        )
     if kind == "values":
         if ours.kind != "values":
             damaged = ours.kind == "unreadable"
-            return ([Difference("", "", ours.problem)] if damaged else []), ([] if damaged else [ours.problem or "other contents"]), 0
+            return (
+                ([Difference("", "", ours.problem)] if damaged else []),
+                ([] if damaged else [ours.problem or "other contents"]),
+                0,
+            )
         return _differences_of_values(theirs, ours, restarts)
     if any(content.digest != theirs[0].digest for content in theirs):
         return [], [], 0
     if kind in ("bytes", "link") and ours.kind == kind:
-        due, is_now = (theirs[0].digest, ours.digest) if kind == "link" else (f"{theirs[0].bytes} bytes", f"{ours.bytes} bytes")
+        due, is_now = (
+            (theirs[0].digest, ours.digest)
+            if kind == "link"
+            else (f"{theirs[0].bytes} bytes", f"{ours.bytes} bytes")
+        )
         return [Difference("link to" if kind == "link" else "", due, is_now)], [], 0
     return [], [f"differs, {theirs[0].problem or 'not compared by content'}"], 0
 
 
-def _differences_of_values(theirs: list[Content], ours: Content, restarts: int) -> tuple[list[Difference], list[str], int]:
+def _differences_of_values(
+    theirs: list[Content], ours: Content, restarts: int
+) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
-    agreed = {key: text for key, text in first.entries.items() if all(other.entries.get(key) == text for other in others)}
-    differing = [Difference(key, text, ours.entries.get(key, "")) for key, text in agreed.items() if ours.entries.get(key) != text]
+    agreed = {
+        key: text
+        for key, text in first.entries.items()
+        if all(other.entries.get(key) == text for other in others)
+    }
+    differing = [
+        Difference(key, text, ours.entries.get(key, ""))
+        for key, text in agreed.items()
+        if ours.entries.get(key) != text
+    ]
     same = len(agreed) - len(differing)
     attempt = [difference for difference in differing if _is_of_attempt(difference)]
-    aside = [f"{', '.join(difference.key for difference in attempt[:3])}: of an attempt, not of the training"] if attempt else []
+    aside = (
+        [
+            f"{', '.join(difference.key for difference in attempt[:3])}: of an attempt, not of the"
+            " training"
+        ]
+        if attempt
+        else []
+    )
     differing = [difference for difference in differing if difference not in attempt]
-    repeated = {series for series in _series(differing) if _is_subsequence(_elements(first, series), _elements(ours, series))}
-    aside += [f"{series or 'the list'}: steps that were done twice are in it twice" for series in sorted(repeated)]
-    differing = [difference for difference in differing if _series_of(difference.key)[0] not in repeated]
+    repeated = {
+        series
+        for series in _series(differing)
+        if _is_subsequence(_elements(first, series), _elements(ours, series))
+    }
+    aside += [
+        f"{series or 'the list'}: steps that were done twice are in it twice"
+        for series in sorted(repeated)
+    ]
+    differing = [
+        difference for difference in differing if _series_of(difference.key)[0] not in repeated
+    ]
     means = list(_means_over_the_restart(differing, first, restarts))
-    aside += [f"{', '.join(difference.key for difference in means[:3])}: a mean that the restart cut"] if means else []
+    aside += (
+        [f"{', '.join(difference.key for difference in means[:3])}: a mean that the restart cut"]
+        if means
+        else []
+    )
     return [difference for difference in differing if difference not in means], aside, same
 
 
 def _is_of_attempt(difference: Difference) -> bool:
     plain = not _TENSOR.search(difference.due) and not _TENSOR.search(difference.here)
-    return plain and (is_of_attempt(difference.key) or "{dir}" in difference.due or "{dir}" in difference.here)
+    return plain and (
+        is_of_attempt(difference.key) or "{dir}" in difference.due or "{dir}" in difference.here
+    )
 
 
 def _series_of(key: str) -> tuple[str, int, str]:
-    """Of a value in a list: the list's path, the index, the path within the element. Index -1: in no list."""
+    """Of a value in a list: the list's path, the index, the path within the element. Index -1: in
+    no list.
+    """
     match = _LAST_INDEX.match(key)
     return (match[1], int(match[2][:9]), match[3]) if match else ("", -1, key)
 
 
 def _series(differing: list[Difference]) -> set[str]:
     """The lists in which values differ, and which record the training by their names."""
-    return {series for difference in differing for series, index, _ in [_series_of(difference.key)] if index >= 0 and is_series(series)}
+    return {
+        series
+        for difference in differing
+        for series, index, _ in [_series_of(difference.key)]
+        if index >= 0 and is_series(series)
+    }
 
 
 def _elements(content: Content, series: str) -> list[tuple[tuple[str, str], ...]]:
@@ -219,12 +346,21 @@ def _is_subsequence(short: Sequence[object], long: Sequence[object]) -> bool:
     return bool(short) and all(item in rest for item in short)
 
 
-def _means_over_the_restart(differing: list[Difference], due: Content, restarts: int) -> Iterator[Difference]:
-    """Single values of a record of the training that differ, at most one for each restart: means over steps of which a new process saw only some."""
+def _means_over_the_restart(
+    differing: list[Difference], due: Content, restarts: int
+) -> Iterator[Difference]:
+    """Single values of a record of the training that differ, at most one for each restart: means
+    over steps of which a new process saw only some.
+    """
     groups: dict[tuple[str, str], list[tuple[int, Difference]]] = {}
     for difference in differing:
         series, index, within = _series_of(difference.key)
-        if index >= 0 and is_series(series + within) and _FLOAT.match(difference.due) and _FLOAT.match(difference.here):
+        if (
+            index >= 0
+            and is_series(series + within)
+            and _FLOAT.match(difference.due)
+            and _FLOAT.match(difference.here)
+        ):
             groups.setdefault((series, within), []).append((index, difference))
     for (series, _), members in groups.items():
         indices = [index for index, _ in members]
@@ -235,12 +371,22 @@ def _means_over_the_restart(differing: list[Difference], due: Content, restarts:
 
 def _of_another_moment(theirs: list[Content], ours: Content) -> bool:
     """Whether the file's own counter of steps tells that it was saved at another step."""
-    counters = [key for key in theirs[0].entries if is_step(key) and all(other.entries.get(key) == theirs[0].entries[key] for other in theirs)]
-    return any(key in ours.entries and ours.entries[key] != theirs[0].entries[key] for key in counters)
+    counters = [
+        key
+        for key in theirs[0].entries
+        if is_step(key)
+        and all(other.entries.get(key) == theirs[0].entries[key] for other in theirs)
+    ]
+    return any(
+        key in ours.entries and ours.entries[key] != theirs[0].entries[key] for key in counters
+    )
 
 
 def _moment(content: Content) -> str:
-    return next((f"{key} {_shown(text)}" for key, text in content.entries.items() if is_step(key)), "a signal")
+    return next(
+        (f"{key} {_shown(text)}" for key, text in content.entries.items() if is_step(key)),
+        "a signal",
+    )
 
 
 def _sentence(differences: list[Difference], theirs: list[Content], ours: Content) -> str:
@@ -250,10 +396,15 @@ def _sentence(differences: list[Difference], theirs: list[Content], ours: Conten
     if ours.kind == "unreadable":
         return f"cannot be read ({visible(ours.problem)})"
     tensors = [difference for difference in differences if _TENSOR.search(difference.due)]
-    if len(tensors) == len(differences) and (len(tensors) > 1 or not first.due.startswith("tensor(")):
+    if len(tensors) == len(differences) and (
+        len(tensors) > 1 or not first.due.startswith("tensor(")
+    ):
         total = sum(bool(_TENSOR.search(text)) for text in theirs[0].entries.values())
         which = visible(first.key) or "its only one"
-        return f"{len(tensors)} of {plural(total, 'tensor')} {'differs' if len(tensors) == 1 else 'differ'}, first {which}"
+        return (
+            f"{len(tensors)} of {plural(total, 'tensor')}"
+            f" {'differs' if len(tensors) == 1 else 'differ'}, first {which}"
+        )
     first = next((difference for difference in differences if difference not in tensors), first)
     rest = f" ({len(differences)} values differ)" if len(differences) > 1 else ""
     key = visible(first.key[-160:])
@@ -261,7 +412,9 @@ def _sentence(differences: list[Difference], theirs: list[Content], ours: Conten
         return f"{key} is missing, it is {_shown(first.due)} in {runs}{rest}"
     if _shown(first.due) == _shown(first.here):
         return f"{key or 'its content'} differs from {runs}{rest}"
-    return f"{key + ' is' if key else 'has'} {_shown(first.here)}, in {runs} {_shown(first.due)}{rest}"
+    return (
+        f"{key + ' is' if key else 'has'} {_shown(first.here)}, in {runs} {_shown(first.due)}{rest}"
+    )
 
 
 def _shown(text: str) -> str:

@@ -26,13 +26,16 @@ from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
 
 PERSISTENT = (
-    "the loader has persistent_workers=True: it draws no seed in later epochs, and a new one does, so that a restart at an epoch's end has "
-    "another order and other noise; make the order and the workers' seeds depend on the epoch, or leave persistent workers out"
+    "the loader has persistent_workers=True: it draws no seed in later epochs, and a new one does,"
+    " so that a restart at an epoch's end has another order and other noise; make the order and the"
+    " workers' seeds depend on the epoch, or leave persistent workers out"
 )
 
 
 def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
-    """The committed steps consumed the reference's samples, in its order unless `order` says that the order is free."""
+    """The committed steps consumed the reference's samples, in its order unless `order` says that
+    the order is free.
+    """
     promise, arm = "exactly once", judged.arm.name
     known = [step for _, _, step in walk(judged.path) if step.samples]
     if reference is None:
@@ -50,21 +53,55 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
     for number in sorted(judged.path.steps):
         for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
             due = reference.path.steps.get(number, {}).get(rank)
-            if due is None or not step.samples or not due[1].samples or step.samples == due[1].samples:
+            if (
+                due is None
+                or not step.samples
+                or not due[1].samples
+                or step.samples == due[1].samples
+            ):
                 continue
-            if judged.path.is_first(number, attempt) and step.samples == due[1].samples[-len(step.samples) :]:
+            if (
+                judged.path.is_first(number, attempt)
+                and step.samples == due[1].samples[-len(step.samples) :]
+            ):
                 continue  # the attempt went on after some of the step's micro-batches
-            if said := _overflowed(judged, reference, (_skips(judged), _skips(reference)), number, rank):
-                return Finding(promise, NOT_CHECKED, f"{said}: from there on the steps have other samples by nature", arm, number)
+            if said := _overflowed(
+                judged, reference, (_skips(judged), _skips(reference)), number, rank
+            ):
+                return Finding(
+                    promise,
+                    NOT_CHECKED,
+                    f"{said}: from there on the steps have other samples by nature",
+                    arm,
+                    number,
+                )
             evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
-            return Finding(promise, BROKEN, _told(judged, reference, (number, rank, attempt), step), arm, number, evidence)
-    return Finding(promise, KEPT, f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order", arm)
+            return Finding(
+                promise,
+                BROKEN,
+                _told(judged, reference, (number, rank, attempt), step),
+                arm,
+                number,
+                evidence,
+            )
+    return Finding(
+        promise,
+        KEPT,
+        f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order",
+        arm,
+    )
 
 
 def _by_inputs(judged: Judged, reference: Judged) -> Finding:
-    """Of a job without a DataLoader: what entered the model in each step; where that is on no record either, the losses and the updates."""
+    """Of a job without a DataLoader: what entered the model in each step; where that is on no
+    record either, the losses and the updates.
+    """
     promise, arm = "exactly once", judged.arm.name
-    components = ("model input",) if any(step.entered for _, _, step in walk(judged.path)) else ("loss", "parameters")
+    components = (
+        ("model input",)
+        if any(step.entered for _, _, step in walk(judged.path))
+        else ("loss", "parameters")
+    )
     what = "what entered the model" if len(components) == 1 else "its losses and updates"
     compared = 0
     for number, rank, step in walk(judged.path):
@@ -75,28 +112,45 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
         values = [pair for pair in values if pair[0] is not None and pair[1] is not None]
         compared += bool(values)
         if any(unequal(one, other) for one, other in values):
-            # Other inputs may follow from another state (an agent's own actions): `same trajectory` says what differed first.
-            said = f"the job has no DataLoader, and {what} differs from step {number} on: which samples it consumed is not known"
+            # Other inputs may follow from another state (an agent's own actions): `same trajectory`
+            # says what differed first.
+            said = (
+                f"the job has no DataLoader, and {what} differs from step {number} on: which"
+                " samples it consumed is not known"
+            )
             return Finding(promise, NOT_CHECKED, said, arm, number)
     if not compared:
         return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
-    return Finding(promise, KEPT, f"the job has no DataLoader; {what} was that of the undisturbed run in {plural(compared, 'step')}", arm)
+    return Finding(
+        promise,
+        KEPT,
+        f"the job has no DataLoader; {what} was that of the undisturbed run in"
+        f" {plural(compared, 'step')}",
+        arm,
+    )
 
 
 def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
-    """Broken where the gradient scaler skipped other steps than in the undisturbed run; nothing to say otherwise."""
+    """Broken where the gradient scaler skipped other steps than in the undisturbed run; nothing to
+    say otherwise.
+    """
     if reference is None or judged.path.resized:
         return
     ours, theirs = _skips(judged), _skips(reference)
     if not ours and not theirs:
         return
     for number, rank, _ in walk(judged.path):
-        if rank in reference.path.steps.get(number, {}) and (said := _overflowed(judged, reference, (ours, theirs), number, rank)):
-            yield Finding("restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number)
+        if rank in reference.path.steps.get(number, {}) and (
+            said := _overflowed(judged, reference, (ours, theirs), number, rank)
+        ):
+            yield Finding(
+                "restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number
+            )
             return
 
 
-Skips = dict[tuple[int, int], Counter[int]]  # by attempt and rank: how often the gradient scaler skipped a step, by the step before
+# by attempt and rank: how often the gradient scaler skipped a step, by the step before
+Skips = dict[tuple[int, int], Counter[int]]
 
 
 def _skips(judged: Judged) -> Skips:
@@ -108,8 +162,11 @@ def _skips(judged: Judged) -> Skips:
     return found
 
 
-def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], number: int, rank: int) -> str:
-    """Whether the gradient scaler skipped more or fewer steps before step `number` than in the undisturbed run, in words; empty if not.
+def _overflowed(
+    judged: Judged, reference: Judged, skips: tuple[Skips, Skips], number: int, rank: int
+) -> str:
+    """Whether the gradient scaler skipped more or fewer steps before step `number` than in the
+    undisturbed run, in words; empty if not.
 
     An attempt that resumed after some of those steps counts only the rest.
     """
@@ -119,7 +176,10 @@ def _overflowed(judged: Judged, reference: Judged, skips: tuple[Skips, Skips], n
     theirs = skips[1].get((reference.path.steps[number][rank][0], rank), Counter())[number - 1]
     if ours == theirs or (ours < theirs and before == 0):
         return ""
-    return f"before step {number}, gradients of rank {rank} overflowed {_times(ours)}, in the undisturbed run {_times(theirs)}"
+    return (
+        f"before step {number}, gradients of rank {rank} overflowed {_times(ours)}, in the"
+        f" undisturbed run {_times(theirs)}"
+    )
 
 
 def _times(count: int) -> str:
@@ -127,15 +187,28 @@ def _times(count: int) -> str:
 
 
 def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
-    """With another number of processes a rank's share is another one: the ranks of a step together consumed what they did in the undisturbed run;
-    where a step is of another size, each sample came as often."""
+    """With another number of processes a rank's share is another one: the ranks of a step together
+    consumed what they did in the undisturbed run; where a step is of another size, each sample came
+    as often.
+    """
     for number, ranks in judged.path.steps.items():
         due = reference.path.steps.get(number, {})
-        ours, theirs = (Counter(sample for _, step in found.values() for sample in step.samples) for found in (ranks, due))
+        ours, theirs = (
+            Counter(sample for _, step in found.values() for sample in step.samples)
+            for found in (ranks, due)
+        )
         if ours != theirs:
             return _as_often(judged, reference)
-    sizes = " and ".join(str(size) for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True))
-    return Finding("exactly once", KEPT, f"with {sizes} processes, each step consumed the samples of the undisturbed run", judged.arm.name)
+    sizes = " and ".join(
+        str(size)
+        for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True)
+    )
+    return Finding(
+        "exactly once",
+        KEPT,
+        f"with {sizes} processes, each step consumed the samples of the undisturbed run",
+        judged.arm.name,
+    )
 
 
 def _as_often(judged: Judged, reference: Judged) -> Finding:
@@ -147,18 +220,29 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
         return Finding(
-            promise, KEPT, f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed run; their order is not judged", arm
+            promise,
+            KEPT,
+            f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed"
+            " run; their order is not judged",
+            arm,
         )
-    said = f"{plural(sum(extra.values()), 'sample')} came too often and {sum(missing.values())} are missing, of {sum(theirs.values())}"
+    said = (
+        f"{plural(sum(extra.values()), 'sample')} came too often and {sum(missing.values())} are"
+        f" missing, of {sum(theirs.values())}"
+    )
     first = _first_different_samples(judged, reference)
     where = f" from step {first} on" if first is not None else ""
     attempt = judged.path.attempt_of(first) if first is not None else max(judged.path.offsets)
-    return Finding(promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt))
+    return Finding(
+        promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt)
+    )
 
 
 def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
     """How often each sample came up to step `last`."""
-    return Counter(sample for number, _, step in walk(path) if number <= last for sample in step.samples)
+    return Counter(
+        sample for number, _, step in walk(path) if number <= last for sample in step.samples
+    )
 
 
 def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
@@ -170,7 +254,9 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     """A description of the wrong samples of a step. `where`: step, rank, attempt."""
     number, rank, attempt = where
     place = f"(rank {rank}, attempt {attempt})"
-    ends = sorted({end for process in reference.arm.processes for end in process.epochs if end >= number})
+    ends = sorted(
+        {end for process in reference.arm.processes for end in process.epochs if end >= number}
+    )
     until = ends[0] if ends else reference.path.last
     if until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
@@ -183,11 +269,20 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         if before is not None and before[1].samples == step.samples:
             said = f"step {number} repeats the samples of step {earlier} {place}"
             if number == begun and {number, earlier} <= _epoch_starts(reference):
-                return f"{said}: the order of an earlier epoch came again, its shuffle was not restored"
+                return (
+                    f"{said}: the order of an earlier epoch came again, its shuffle was not"
+                    " restored"
+                )
             return f"{said}: {MEANING['samples']}"
     if is_shuffled(judged.path, reference.path, number, rank, until):
-        return f"from step {number} on the samples came in another order {place}: the shuffle, or its generator, was not restored"
-    return f"step {number} consumed other samples than the undisturbed run {place}: {MEANING['samples']}"
+        return (
+            f"from step {number} on the samples came in another order {place}: the shuffle, or its"
+            " generator, was not restored"
+        )
+    return (
+        f"step {number} consumed other samples than the undisturbed run {place}:"
+        f" {MEANING['samples']}"
+    )
 
 
 def _epoch_starts(reference: Judged) -> set[int]:
@@ -201,11 +296,24 @@ def _first_ids(step: Step, due: Step) -> str:
 
 def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
     """Calls in that attempt that set the data position, as evidence."""
-    calls = [call for process in judged.arm.attempts.get(attempt, []) for call in process.calls if call["after_step"] == 0]
-    epochs = sorted({str(call.get("epoch")) for call in calls if call.get("what") == "DistributedSampler.set_epoch"})
+    calls = [
+        call
+        for process in judged.arm.attempts.get(attempt, [])
+        for call in process.calls
+        if call["after_step"] == 0
+    ]
+    epochs = sorted(
+        {
+            str(call.get("epoch"))
+            for call in calls
+            if call.get("what") == "DistributedSampler.set_epoch"
+        }
+    )
     hints = [f"DistributedSampler.set_epoch was called with {', '.join(epochs)}"] if epochs else []
     every = {call.get("what") for process in judged.arm.processes for call in process.calls}
-    if "StatefulDataLoader" in every and not any(call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls):
+    if "StatefulDataLoader" in every and not any(
+        call.get("what") == "StatefulDataLoader.load_state_dict" for call in calls
+    ):
         hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
     if "persistent_workers" in every:
         hints.append(PERSISTENT)
@@ -213,9 +321,13 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
 
 
 def same_input(judged: Judged, reference: Judged | None) -> Finding:
-    """Equal samples give equal tensors: compared with the undisturbed run and between repeated steps."""
+    """Equal samples give equal tensors: compared with the undisturbed run and between repeated
+    steps.
+    """
     promise, arm, checked = "same input", judged.arm.name, 0
-    pairs = [(number, rank, before, after) for number, rank, _, before, after in judged.path.done_again]
+    pairs = [
+        (number, rank, before, after) for number, rank, _, before, after in judged.path.done_again
+    ]
     if reference is not None:
         pairs += [
             (number, rank, reference.path.steps[number][rank][1], step)
@@ -227,7 +339,16 @@ def same_input(judged: Judged, reference: Judged | None) -> Finding:
         if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
             checked += 1
             if before.inputs != after.inputs:
-                return Finding(promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number)
+                return Finding(
+                    promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number
+                )
     if not checked:
-        return Finding(promise, NOT_CHECKED, "no step with known sample ids and input hashes could be compared", arm)
-    return Finding(promise, KEPT, f"{plural(checked, 'step')} with the same samples had the same tensors", arm)
+        return Finding(
+            promise,
+            NOT_CHECKED,
+            "no step with known sample ids and input hashes could be compared",
+            arm,
+        )
+    return Finding(
+        promise, KEPT, f"{plural(checked, 'step')} with the same samples had the same tensors", arm
+    )

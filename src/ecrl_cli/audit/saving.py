@@ -1,4 +1,6 @@
-"""What an arm saved and read, by its file events and the saves that the recorder knows: checkpoints, finished or not, and what a resume read."""
+"""What an arm saved and read, by its file events and the saves that the recorder knows:
+checkpoints, finished or not, and what a resume read.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,27 @@ from ecrl.files import looks_binary
 from ecrl_cli.audit.records import Arm, Process
 
 _DIGITS = re.compile(r"\d+")
-_RECORD = re.compile(r"(?i)(log|metric|history|loss|curve|result|config|args|stdout|stderr|events)[^/]*$|\.(csv|tsv|jsonl|log|md|html|png|svg|pdf)$")
-_STATE = re.compile(r"(?i)\.(pt|pth|bin|ckpt|safetensors|distcp|npz|npy|pkl|pickle|tar|msgpack|h5)(\.\w{1,12})?$")
-_RANDOM = re.compile(r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}")
+_RECORD = re.compile(
+    r"(?i)(log|metric|history|loss|curve|result|config|args|stdout|stderr|events)[^/]*$|\.(csv|tsv|jsonl|log|md|html|png|svg|pdf)$"
+)
+_STATE = re.compile(
+    r"(?i)\.(pt|pth|bin|ckpt|safetensors|distcp|npz|npy|pkl|pickle|tar|msgpack|h5)(\.\w{1,12})?$"
+)
+_RANDOM = re.compile(
+    r"(?<![a-zA-Z])tmp[a-z0-9_]{8}(?![a-zA-Z0-9])|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{16,}"
+)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files that one attempt wrote together, after step `step` of that attempt (add the step that it resumed from).
+    """Files that one attempt wrote together, after step `step` of that attempt (add the step that
+    it resumed from).
 
-    `paths`: final names, relative to the arm's folder where they lie in it. `finished`: each was closed or renamed, and none is missing that the
-    job's other saves have. `overlapped`: a thread wrote it beside the training: its state may be that of an earlier step. `at`: the monotonic
-    time of its last event, 0 if unknown. `removed`: the attempt and time at which the first of its files was removed.
+    `paths`: final names, relative to the arm's folder where they lie in it. `finished`: each was
+    closed or renamed, and none is missing that the job's other saves have. `overlapped`: a thread
+    wrote it beside the training: its state may be that of an earlier step. `at`: the monotonic time
+    of its last event, 0 if unknown. `removed`: the attempt and time at which the first of its files
+    was removed.
     """
 
     attempt: int
@@ -38,8 +49,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Read:
-    """A file that attempt `attempt` read before its first step; `checkpoint`: the one that it belongs to, None if nobody is known to have written
-    it."""
+    """A file that attempt `attempt` read before its first step; `checkpoint`: the one that it
+    belongs to, None if nobody is known to have written it.
+    """
 
     attempt: int
     rank: int
@@ -65,12 +77,17 @@ def kind_of(path: str) -> str:
 
 
 def checkpoints(arm: Arm) -> list[Checkpoint]:
-    """What may be a checkpoint, in the order of the attempts and steps: saves with a file that is no log, table or text."""
+    """What may be a checkpoint, in the order of the attempts and steps: saves with a file that is
+    no log, table or text.
+    """
     groups: dict[tuple[int, int], list[_Written]] = defaultdict(list)
     for written in _written(arm):
         groups[written.attempt, written.step].append(written)
-    holds_state = _state_files(path for (_, step), parts in groups.items() if step for part in parts for path in part.files)
-    usual = _usual([parts for (_, step), parts in groups.items() if step], holds_state)  # what is made at a start is no part of every save
+    holds_state = _state_files(
+        path for (_, step), parts in groups.items() if step for part in parts for path in part.files
+    )
+    # what is made at a start is no part of every save
+    usual = _usual([parts for (_, step), parts in groups.items() if step], holds_state)
     removals = list(_removals(arm))
     found = []
     for (attempt, step), parts in sorted(groups.items()):
@@ -78,15 +95,35 @@ def checkpoints(arm: Arm) -> list[Checkpoint]:
         if not any(holds_state(path) for path in paths):
             continue
         at = max(part.at for part in parts)
-        finished = all(closed for part in parts for closed in part.files.values()) and _kinds(parts) >= usual
-        gone = [(number, when) for number, when, path in removals if (number, when) > (attempt, at) and path in paths]
+        finished = (
+            all(closed for part in parts for closed in part.files.values())
+            and _kinds(parts) >= usual
+        )
+        gone = [
+            (number, when)
+            for number, when, path in removals
+            if (number, when) > (attempt, at) and path in paths
+        ]
         ranks = tuple(sorted({part.process.rank for part in parts}))
-        found.append(Checkpoint(attempt, step, ranks, paths, finished, any(part.overlapped for part in parts), at, min(gone, default=None)))
+        found.append(
+            Checkpoint(
+                attempt,
+                step,
+                ranks,
+                paths,
+                finished,
+                any(part.overlapped for part in parts),
+                at,
+                min(gone, default=None),
+            )
+        )
     return found
 
 
 def reads(arm: Arm) -> list[Read]:
-    """What each attempt after the first read of the arm's folder before its first step, in order, and which checkpoint that was."""
+    """What each attempt after the first read of the arm's folder before its first step, in order,
+    and which checkpoint that was.
+    """
     saved = checkpoints(arm)
     found = []
     for attempt, process in processes_of(arm):
@@ -98,22 +135,39 @@ def reads(arm: Arm) -> list[Read]:
                 writers = [one for one in saved if path in one.paths and one.attempt < attempt]
                 found.append(Read(attempt, process.rank, path, writers[-1] if writers else None))
         for load in process.loads:
-            path = _relative(str(load.get("path", "")), {path for one in saved for path in one.paths})
-            if load["after_step"] == 0 and all(read.path != path for read in found if read.attempt == attempt):
-                inside = [one for one in saved if one.attempt < attempt and any(_below(name, path) for name in one.paths)]
+            path = _relative(
+                str(load.get("path", "")), {path for one in saved for path in one.paths}
+            )
+            if load["after_step"] == 0 and all(
+                read.path != path for read in found if read.attempt == attempt
+            ):
+                inside = [
+                    one
+                    for one in saved
+                    if one.attempt < attempt and any(_below(name, path) for name in one.paths)
+                ]
                 found.append(Read(attempt, process.rank, path, inside[-1] if inside else None))
     return found
 
 
 def main_file(events: list[tuple[str, str]]) -> int | None:
-    """The place in `events` of the first file that is written and most likely holds state: by a suffix that checkpoints have, else any but text."""
-    written = [place for place, (op, path) in enumerate(events) if op == "write" and looks_binary(path)]
-    return next((place for place in written if _STATE.search(events[place][1])), written[0] if written else None)
+    """The place in `events` of the first file that is written and most likely holds state: by a
+    suffix that checkpoints have, else any but text.
+    """
+    written = [
+        place for place, (op, path) in enumerate(events) if op == "write" and looks_binary(path)
+    ]
+    return next(
+        (place for place in written if _STATE.search(events[place][1])),
+        written[0] if written else None,
+    )
 
 
 @dataclass
 class SaveEvents:
-    """What one process did to files in one save, after step `step`: (operation, path; the new one of a rename), in order."""
+    """What one process did to files in one save, after step `step`: (operation, path; the new one
+    of a rename), in order.
+    """
 
     rank: int
     step: int
@@ -126,21 +180,35 @@ class SaveEvents:
 
 
 def save_events(arm: Arm) -> list[SaveEvents]:
-    """The saves of the arm's first attempt, by rank and step. What is written in other steps as well (a log, a table) is no part of them."""
+    """The saves of the arm's first attempt, by rank and step. What is written in other steps as
+    well (a log, a table) is no part of them.
+    """
     found: list[SaveEvents] = []
     for process in arm.attempts[min(arm.attempts)]:
         groups = _grouped(process)
-        holds_state = _state_files(path for group in groups if group.step for op, path in group.events if op != "mkdir")
-        saves = [group for group in groups if any(op != "mkdir" and holds_state(path) for op, path in group.events)]
+        holds_state = _state_files(
+            path for group in groups if group.step for op, path in group.events if op != "mkdir"
+        )
+        saves = [
+            group
+            for group in groups
+            if any(op != "mkdir" and holds_state(path) for op, path in group.events)
+        ]
         elsewhere = {kind for group in groups if group not in saves for kind in group.kinds}
         for save in saves:
-            save.events = [event for event, kind in zip(save.events, save.kinds, strict=True) if kind not in elsewhere]
+            save.events = [
+                event
+                for event, kind in zip(save.events, save.kinds, strict=True)
+                if kind not in elsewhere
+            ]
         found += [save for save in saves if save.events]
     return sorted(found, key=lambda save: (save.step, save.rank))
 
 
 def _grouped(process: Process) -> list[SaveEvents]:
-    """By step; what another thread does goes on beside the steps, and is one save until it does the same again."""
+    """By step; what another thread does goes on beside the steps, and is one save until it does the
+    same again.
+    """
     groups: list[SaveEvents] = []
     current: dict[bool, SaveEvents] = {}
     for event in process.files:
@@ -173,7 +241,9 @@ def _written(arm: Arm) -> Iterator[_Written]:
 
 
 def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
-    """The saves of one process, by step; one of another thread that writes into a numbered folder by that folder."""
+    """The saves of one process, by step; one of another thread that writes into a numbered folder
+    by that folder.
+    """
     groups: dict[tuple[int, str], _Written] = {}
     final: dict[str, tuple[int, str]] = {}  # by name of today, the group that it was written in
     last = max((step.number for step in process.steps), default=0)
@@ -188,7 +258,11 @@ def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
             key = (step, "")
             if overlapped:
                 folder = name.rpartition("/")[0]
-                key = next((other for other in groups if other[1] == folder), (step, folder)) if _DIGITS.search(folder) else key
+                key = (
+                    next((other for other in groups if other[1] == folder), (step, folder))
+                    if _DIGITS.search(folder)
+                    else key
+                )
             group = groups.setdefault(key, _Written(process, attempt, key[0], {}, overlapped))
             final[name] = key
             group.files[name] = op != "write"
@@ -216,26 +290,48 @@ def _struck(process: Process, groups: dict[tuple[int, str], _Written]) -> list[_
     found = []
     for fault in process.faults:
         if fault.get("moment") == "save" and fault.get("how") != "after":
-            named = [group for group in groups.values() if group.overlapped and fault.get("path") in group.files]
-            found += named[-1:] or [group for (step, _), group in groups.items() if step == fault["after_step"]]
+            named = [
+                group
+                for group in groups.values()
+                if group.overlapped and fault.get("path") in group.files
+            ]
+            found += named[-1:] or [
+                group for (step, _), group in groups.items() if step == fault["after_step"]
+            ]
     return found
 
 
 def _events(process: Process) -> Iterable[dict[str, Any]]:
     """The file events, and for what lies elsewhere the saves that the recorder knows."""
-    names = {str(event.get(key, "")) for event in process.files for key in ("path", "to") if event.get("op") != "read"}
+    names = {
+        str(event.get(key, ""))
+        for event in process.files
+        for key in ("path", "to")
+        if event.get("op") != "read"
+    }
     for save in process.saves:
         path = str(save.get("path", ""))
         relative = _relative(path, names)
-        if save.get("done") and not save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+        if (
+            save.get("done")
+            and not save.get("renamed")
+            and relative not in names
+            and not any(_below(name, relative) for name in names)
+        ):
             yield {**save, "op": "link", "path": path}
-        elif save.get("renamed") and relative not in names and not any(_below(name, relative) for name in names):
+        elif (
+            save.get("renamed")
+            and relative not in names
+            and not any(_below(name, relative) for name in names)
+        ):
             yield {**save, "op": "rename", "path": str(save["renamed"]), "to": path}
     yield from process.files
 
 
 def _relative(path: str, names: set[str]) -> str:
-    """`path` as the file events call it, the longest of `names`, or of their folders, that it ends with; else itself."""
+    """`path` as the file events call it, the longest of `names`, or of their folders, that it ends
+    with; else itself.
+    """
     parts = path.split("/")
     for start in range(1, len(parts)):
         tail = "/".join(parts[start:])
@@ -245,11 +341,21 @@ def _relative(path: str, names: set[str]) -> str:
 
 
 def _step_of(arm: Arm, attempt: int, process: Process, event: dict[str, Any]) -> int:
-    """The step after which it happened; for a process that trains nothing, the last one that any had done by then."""
+    """The step after which it happened; for a process that trains nothing, the last one that any
+    had done by then.
+    """
     if process.steps or process.start is not None:
         return int(event["after_step"])
     when = float(event.get("at") or 0.0)
-    return max((step.number for one in arm.attempts.get(attempt, ()) for step in one.steps if step.at and step.at <= when), default=0)
+    return max(
+        (
+            step.number
+            for one in arm.attempts.get(attempt, ())
+            for step in one.steps
+            if step.at and step.at <= when
+        ),
+        default=0,
+    )
 
 
 def _kinds(parts: list[_Written]) -> set[tuple[int, str]]:
@@ -257,15 +363,20 @@ def _kinds(parts: list[_Written]) -> set[tuple[int, str]]:
 
 
 def _state_files(paths: Iterable[str]) -> Callable[[str], bool]:
-    """Which of the files that a job writes may hold its state: those that are no text; of a job that writes nothing else, texts that are neither logs
-    nor tables."""
+    """Which of the files that a job writes may hold its state: those that are no text; of a job
+    that writes nothing else, texts that are neither logs nor tables.
+    """
     if any(looks_binary(path) for path in paths):
         return looks_binary
     return lambda path: looks_binary(path) or not _RECORD.search(path)
 
 
-def _usual(groups: list[list[_Written]], holds_state: Callable[[str], bool]) -> set[tuple[int, str]]:
-    """What every save has that was certainly brought to its end, because a later step of each of its processes is on record; by rank and kind."""
+def _usual(
+    groups: list[list[_Written]], holds_state: Callable[[str], bool]
+) -> set[tuple[int, str]]:
+    """What every save has that was certainly brought to its end, because a later step of each of
+    its processes is on record; by rank and kind.
+    """
     whole = []
     for parts in groups:
         state = any(holds_state(path) for part in parts for path in part.files)

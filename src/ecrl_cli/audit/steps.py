@@ -13,7 +13,8 @@ MAX_TEXT = 4096  # characters of a path, a digest, the name of a call
 MAX_OBJECTS = 4096  # optimizers of one process
 GENERATORS = ("rng", "rng_python", "rng_numpy")
 DIGESTS = ("params", "buffers", "optimizer", "settings", *GENERATORS)
-WHOLE = ""  # the name under which a record without objects keeps the state of all optimizers together
+# the name under which a record without objects keeps the state of all optimizers together
+WHOLE = ""
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,17 @@ class Step:
         return bool(self.batches) and all(batch.by_id for batch in self.batches)
 
 
-def step_of(line: Mapping[str, Any], consumed: tuple[Batch, ...], earlier: Optimizers | None, start: Mapping[str, Any] | None) -> Step:
-    """The step that `line` tells of. `earlier`: the optimizers' state as the record has told it so far
-    (None: nothing yet). `start`: the start line, as read, if this is the first step.
+def step_of(
+    line: Mapping[str, Any],
+    consumed: tuple[Batch, ...],
+    earlier: Optimizers | None,
+    start: Mapping[str, Any] | None,
+) -> Step:
+    """The step that `line` tells of. `earlier`: the optimizers' state as the record has told it so
+    far (None: nothing yet). `start`: the start line, as read, if this is the first step.
 
-    A line without `before` (written by hand, or by an older recorder) has the state of the step before
-    as the one before it, and generators and settings of just one instant.
+    A line without `before` (written by hand, or by an older recorder) has the state of the step
+    before as the one before it, and generators and settings of just one instant.
     """
     if line.get("ids") is not None or line.get("hash") is not None:
         consumed = (*consumed, batch_of(line))
@@ -92,14 +98,18 @@ def step_of(line: Mapping[str, Any], consumed: tuple[Batch, ...], earlier: Optim
     before = line.get("before")
     optimizers = optimizers_of(line, digests)
     if isinstance(before, Mapping):
-        digests_before = {name: shortened(str(before[name])) for name in GENERATORS if before.get(name)}
+        digests_before = {
+            name: shortened(str(before[name])) for name in GENERATORS if before.get(name)
+        }
         optimizers_before = _changed(earlier or {}, before)
     else:
         instant = start if start is not None else digests
         digests_before = {name: str(instant[name]) for name in GENERATORS if instant.get(name)}
         settings = str(instant.get("settings", ""))
         known = earlier if start is None else start["optimizers"]
-        optimizers_before = {name: replace(state, settings=settings) for name, state in (known or {}).items()}
+        optimizers_before = {
+            name: replace(state, settings=settings) for name, state in (known or {}).items()
+        }
         if not optimizers_before and settings:
             optimizers_before = {WHOLE: OptimizerState(settings=settings)}
     return Step(
@@ -134,7 +144,9 @@ def optimizers_of(line: Mapping[str, Any], digests: Mapping[str, str]) -> Optimi
 def _state(parts: Any) -> OptimizerState:
     if not isinstance(parts, Mapping):
         raise ValueError("the state of an optimizer is an object")
-    return OptimizerState(*(shortened(str(parts.get(name) or "")) for name in ("params", "optimizer", "settings")))
+    return OptimizerState(
+        *(shortened(str(parts.get(name) or "")) for name in ("params", "optimizer", "settings"))
+    )
 
 
 def _changed(earlier: Optimizers, before: Mapping[str, Any]) -> Optimizers:
@@ -145,14 +157,19 @@ def _changed(earlier: Optimizers, before: Mapping[str, Any]) -> Optimizers:
 
 
 def _with_settings(optimizers: Optimizers, line: Mapping[str, Any]) -> Optimizers:
-    """`optimizers`, whose settings are told of in `settings_of`: also of those with no digest of a tensor."""
+    """`optimizers`, whose settings are told of in `settings_of`: also of those with no digest of a
+    tensor.
+    """
     told = line.get("settings_of")
     if not isinstance(told, Mapping):
         return optimizers
     if len(told) > MAX_OBJECTS:
         raise ValueError(f"settings_of has more than {MAX_OBJECTS} names")
     settings = {shortened(str(name)): shortened(str(value)) for name, value in told.items()}
-    return {name: replace(optimizers.get(name, OptimizerState()), settings=value) for name, value in settings.items()}
+    return {
+        name: replace(optimizers.get(name, OptimizerState()), settings=value)
+        for name, value in settings.items()
+    }
 
 
 def amended(before: Step, step: Step) -> Step:
@@ -173,10 +190,11 @@ def amended(before: Step, step: Step) -> Step:
 
 
 def with_observed(step: Step, seen: list[Step]) -> Step:
-    """`step`, declared by the job, merged with those that the recorder observed since the last declared one.
+    """`step`, declared by the job, merged with those that the recorder observed since the last
+    declared one.
 
-    A field that the job did not declare is taken from the observed steps: batches, losses and inputs of all, the state before of the first, the rest
-    of the last.
+    A field that the job did not declare is taken from the observed steps: batches, losses and
+    inputs of all, the state before of the first, the rest of the last.
     """
     if not seen:
         return step

@@ -1,4 +1,6 @@
-"""Text files of an arm held against those of the undisturbed runs: logs, records of the training line by line, and other documents."""
+"""Text files of an arm held against those of the undisturbed runs: logs, records of the training
+line by line, and other documents.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,39 @@ Lines = Sequence[str]
 
 @dataclass(frozen=True)
 class Difference:
-    """A value under `key`: `due` in the undisturbed runs, `here` in the arm (empty: it is missing)."""
+    """A value under `key`: `due` in the undisturbed runs, `here` in the arm (empty: it is
+    missing).
+    """
 
     key: str
     due: str
     here: str
 
 
-def differences_of_lines(name: str, theirs: Sequence[Lines], ours: Lines, restarts: int) -> tuple[list[Difference], list[str], int]:
-    """What differs from what the undisturbed runs agree in, what is not judged, and how many values are the same."""
+def differences_of_lines(
+    name: str, theirs: Sequence[Lines], ours: Lines, restarts: int
+) -> tuple[list[Difference], list[str], int]:
+    """What differs from what the undisturbed runs agree in, what is not judged, and how many values
+    are the same.
+    """
     path = name.lower()
     agree = all(lines == theirs[0] for lines in theirs)
     if agree and _is_subsequence(theirs[0], ours):
-        return [], ["has every line of the undisturbed runs, and more: steps that were done twice"], 0
+        return (
+            [],
+            ["has every line of the undisturbed runs, and more: steps that were done twice"],
+            0,
+        )
     if path.endswith(_RECORDS):
         rows = [_rows(path, lines) for lines in (*theirs, ours)]
         if all(rows):
             return _differences_of_rows(rows[:-1], rows[-1], restarts)
     counts = {len(lines) for lines in (*theirs, ours)}
-    if _LOG.search(path) or path.endswith(_RECORDS) or (path.endswith(_TEXT) and len(counts) > 1 and min(counts) > 1):
+    if (
+        _LOG.search(path)
+        or path.endswith(_RECORDS)
+        or (path.endswith(_TEXT) and len(counts) > 1 and min(counts) > 1)
+    ):
         return [], (["a log with other lines"] if agree else []), 0
     return _differences_of_documents(theirs, ours)
 
@@ -51,20 +67,30 @@ def _is_subsequence(short: Lines, long: Lines) -> bool:
 
 
 def _rows(path: str, lines: Lines) -> dict[tuple[str, ...], Row]:
-    """The rows by their step and epoch (else by their place); of two with the same steps the later counts. Empty if they cannot be read."""
+    """The rows by their step and epoch (else by their place); of two with the same steps the later
+    counts. Empty if they cannot be read.
+    """
     rows: dict[tuple[str, ...], Row] = {}
-    for place, row in enumerate(_of_json(lines) if path.endswith(("jsonl", "ndjson")) else _of_csv(path, lines)):
+    for place, row in enumerate(
+        _of_json(lines) if path.endswith(("jsonl", "ndjson")) else _of_csv(path, lines)
+    ):
         steps = tuple(f"{key} {row[key]}" for key in row if is_step(key) and row[key])
-        # a row without a value there (evaluation in a row of its own) adds to the one of the same step
+        # a row without a value there (evaluation in a row of its own) adds to the one of the same
+        # step
         merged = rows.setdefault(steps or (f"row {place + 1}",), {})
         merged.update({key: text for key, text in row.items() if text})
     return rows
 
 
 def _of_csv(path: str, lines: Lines) -> list[Row]:
-    header, *body = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",") if lines else ([],)
+    header, *body = (
+        csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",") if lines else ([],)
+    )
     if not header or any(_NUMBER.match(cell) for cell in header):
-        return [{str(place): cell for place, cell in enumerate(cells)} for cells in ([header, *body] if header else [])]
+        return [
+            {str(place): cell for place, cell in enumerate(cells)}
+            for cells in ([header, *body] if header else [])
+        ]
     return [dict(zip(header, cells, strict=False)) for cells in body if cells != header]
 
 
@@ -82,7 +108,9 @@ def _of_json(lines: Lines) -> list[Row]:
 
 
 def _differences_of_rows(
-    theirs: Sequence[Mapping[tuple[str, ...], Row]], ours: Mapping[tuple[str, ...], Row], restarts: int
+    theirs: Sequence[Mapping[tuple[str, ...], Row]],
+    ours: Mapping[tuple[str, ...], Row],
+    restarts: int,
 ) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
     lost = [row for row in first if row not in ours]
@@ -90,17 +118,35 @@ def _differences_of_rows(
     same = 0
     for place, (row, cells) in enumerate(first.items()):
         for column, due in cells.items():
-            agreed = row in ours and all(other.get(row, {}).get(column) == due for other in others) and not is_of_attempt(column)
+            agreed = (
+                row in ours
+                and all(other.get(row, {}).get(column) == due for other in others)
+                and not is_of_attempt(column)
+            )
             here = ours[row].get(column, "") if agreed else due
             same += agreed and here == due
             if here != due and "{dir}" not in due + here:
-                columns.setdefault(column, []).append((place, Difference(f"{column} of {', '.join(row)}", due, here)))
-    aside = [f"lacks {len(lost)} of {len(first)} rows: what is not yet written is lost with a process"] if lost else []
+                columns.setdefault(column, []).append(
+                    (place, Difference(f"{column} of {', '.join(row)}", due, here))
+                )
+    aside = (
+        [f"lacks {len(lost)} of {len(first)} rows: what is not yet written is lost with a process"]
+        if lost
+        else []
+    )
     differences = []
     for column, members in columns.items():
         places = [place for place, _ in members]
-        alone = all(place + 1 not in places for place in places) and len(places) <= restarts and len(first) > 2
-        floats = all(_NUMBER.match(text) for _, difference in members for text in (difference.due, difference.here))
+        alone = (
+            all(place + 1 not in places for place in places)
+            and len(places) <= restarts
+            and len(first) > 2
+        )
+        floats = all(
+            _NUMBER.match(text)
+            for _, difference in members
+            for text in (difference.due, difference.here)
+        )
         if alone and floats and is_series(column):
             aside.append(f"{members[0][1].key}: a mean that the restart cut")
         else:
@@ -108,20 +154,45 @@ def _differences_of_rows(
     return differences, aside, same
 
 
-def _differences_of_documents(theirs: Sequence[Lines], ours: Lines) -> tuple[list[Difference], list[str], int]:
+def _differences_of_documents(
+    theirs: Sequence[Lines], ours: Lines
+) -> tuple[list[Difference], list[str], int]:
     """Line by line, where all have as many."""
     first = theirs[0]
     if any(len(lines) != len(first) for lines in theirs):
         return [], [], 0
     if len(ours) != len(first):
-        absent = [line for line in first if line not in ours and all(line in lines for lines in theirs) and not _of_attempt(line)]
-        return ([Difference("", absent[0], f"{len(ours)} lines")] if absent else []), ([] if absent else ["other lines"]), 0
-    agreed = [place for place, line in enumerate(first) if all(lines[place] == line for lines in theirs)]
+        absent = [
+            line
+            for line in first
+            if line not in ours and all(line in lines for lines in theirs) and not _of_attempt(line)
+        ]
+        return (
+            ([Difference("", absent[0], f"{len(ours)} lines")] if absent else []),
+            ([] if absent else ["other lines"]),
+            0,
+        )
+    agreed = [
+        place for place, line in enumerate(first) if all(lines[place] == line for lines in theirs)
+    ]
     unlike = [place for place in agreed if ours[place] != first[place]]
-    judged = [place for place in unlike if not (_of_attempt(first[place]) or _of_attempt(ours[place]))]
-    aside = [f"line {unlike[0] + 1}: of an attempt, not of the training"] if len(judged) < len(unlike) else []
+    judged = [
+        place for place in unlike if not (_of_attempt(first[place]) or _of_attempt(ours[place]))
+    ]
+    aside = (
+        [f"line {unlike[0] + 1}: of an attempt, not of the training"]
+        if len(judged) < len(unlike)
+        else []
+    )
     key = "" if len(first) == 1 else "line {}"
-    return [Difference(key.format(place + 1), repr(first[place]), repr(ours[place])) for place in judged], aside, len(agreed) - len(unlike)
+    return (
+        [
+            Difference(key.format(place + 1), repr(first[place]), repr(ours[place]))
+            for place in judged
+        ],
+        aside,
+        len(agreed) - len(unlike),
+    )
 
 
 def _of_attempt(line: str) -> bool:

@@ -1,4 +1,6 @@
-"""The tensors of a file of torch.save, without torch and without executing what the file holds: the zip format and the one before it."""
+"""The tensors of a file of torch.save, without torch and without executing what the file holds: the
+zip format and the one before it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from ecrl_cli.checkpoint.format.torch_file import Read, Window
 
 MAX_PICKLE = 64 * 2**20
 MAX_DIRECTORY = 16 * 2**20  # of the zip
-MAX_STRIDED = 512 * 2**20  # bytes of a tensor, or of the part of its storage, that is not contiguous and is read into memory
+# bytes of a tensor, or of the part of its storage, that is not contiguous and is read into memory
+MAX_STRIDED = 512 * 2**20
 _PIECE = 4 * 2**20
 _LOCAL_HEADER = 30
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -28,7 +31,19 @@ WIDTHS = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(
+        (
+            "int8",
+            "uint8",
+            "bool",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float8_e4m3fnuz",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+        ),
+        1,
+    ),
     "complex128": 16,
 }
 _STORAGES = {
@@ -47,12 +62,22 @@ _STORAGES = {
     "UntypedStorage": "uint8",
 }
 # Bytes of a number that has a sign bit of its own: of a complex one, of each of its parts.
-_SIGNED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex128": 8, "complex64": 4, "complex32": 2}
+_SIGNED = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex128": 8,
+    "complex64": 4,
+    "complex32": 2,
+}
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Memory of a file that tensors refer to. `dtype`: of its elements, uint8 where tensors say it themselves."""
+    """Memory of a file that tensors refer to. `dtype`: of its elements, uint8 where tensors say it
+    themselves.
+    """
 
     dtype: str
     key: str
@@ -61,7 +86,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the file: `offset` and `strides` in elements of its storage. `conjugated`, `negated`: bits that torch keeps beside the memory."""
+    """A tensor of the file: `offset` and `strides` in elements of its storage. `conjugated`,
+    `negated`: bits that torch keeps beside the memory.
+    """
 
     dtype: str
     storage: Storage
@@ -77,14 +104,16 @@ class Tensor:
 
 
 class TorchSaveFile:
-    """A file of torch.save in `size` bytes that `read` gives. `value`: what it holds, inert, with `Tensor` for tensors.
+    """A file of torch.save in `size` bytes that `read` gives. `value`: what it holds, inert, with
+    `Tensor` for tensors.
 
     ValueError for what is no such file. `member`: the pickle's name in the zip.
     """
 
     def __init__(self, read: Read, size: int, member: str = "data.pkl") -> None:
         self._read, self._size = read, size
-        self._places: dict[str, tuple[int, int]] = {}  # of a storage: its first byte and number of bytes
+        # of a storage: its first byte and number of bytes
+        self._places: dict[str, tuple[int, int]] = {}
         self._types: dict[str, str] = {}  # the dtype of each storage that the pickle names
         self._digests: dict[Tensor | Storage, str] = {}
         self.others: list[zipfile.ZipInfo] = []  # members that belong to no tensor
@@ -99,7 +128,14 @@ class TorchSaveFile:
         try:
             with zipfile.ZipFile(cast(IO[bytes], window)) as archive:
                 infos = archive.infolist()
-                prefix = next((info.filename.removesuffix(member) for info in infos if info.filename.endswith("/" + member)), None)
+                prefix = next(
+                    (
+                        info.filename.removesuffix(member)
+                        for info in infos
+                        if info.filename.endswith("/" + member)
+                    ),
+                    None,
+                )
                 if prefix is None:
                     raise ValueError("a zip file without a pickle of torch")
                 window.allow(MAX_PICKLE + 2**16)
@@ -119,13 +155,24 @@ class TorchSaveFile:
 
     def _place(self, info: zipfile.ZipInfo) -> tuple[int, int]:
         header = self._read(info.header_offset, _LOCAL_HEADER)
-        start = info.header_offset + _LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        if header[:4] != b"PK\x03\x04" or info.compress_type != zipfile.ZIP_STORED or start + info.file_size > self._size:
+        start = (
+            info.header_offset
+            + _LOCAL_HEADER
+            + int.from_bytes(header[26:28], "little")
+            + int.from_bytes(header[28:30], "little")
+        )
+        if (
+            header[:4] != b"PK\x03\x04"
+            or info.compress_type != zipfile.ZIP_STORED
+            or start + info.file_size > self._size
+        ):
             raise ValueError(f"member {info.filename[:80]!r} cannot be read in place")
         return start, info.file_size
 
     def _before_zip(self) -> Any:
-        """The format before torch 1.6: pickles one after another, then the storages. A plain pickle too."""
+        """The format before torch 1.6: pickles one after another, then the storages. A plain pickle
+        too.
+        """
         head = io.BytesIO(self._read(0, min(self._size, MAX_PICKLE)))
         first = read_pickle(head, self._persistent, CALLS)
         if first != _MAGIC:
@@ -144,7 +191,12 @@ class TorchSaveFile:
         return value
 
     def _persistent(self, identity: Any) -> Storage:
-        if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage" or not isinstance(identity[1], Named):
+        if (
+            not isinstance(identity, tuple)
+            or len(identity) < 5
+            or identity[0] != "storage"
+            or not isinstance(identity[1], Named)
+        ):
             raise ValueError("data outside that is no storage")
         dtype = _STORAGES.get(identity[1].name.rpartition(" ")[2])
         if dtype is None or type(identity[4]) is not int or identity[4] < 0:
@@ -153,7 +205,9 @@ class TorchSaveFile:
         return Storage(dtype, str(identity[2]), identity[4] * WIDTHS[dtype])
 
     def digest(self, tensor: Tensor | Storage) -> str:
-        """The digest of dtype, shape and logical content, whatever the strides. ValueError where the file does not hold it."""
+        """The digest of dtype, shape and logical content, whatever the strides. ValueError where
+        the file does not hold it.
+        """
         if tensor not in self._digests:
             self._digests[tensor] = streamed(DIGEST, _prefix(tensor), self.content(tensor))
         return self._digests[tensor]
@@ -164,7 +218,9 @@ class TorchSaveFile:
             tensor = Tensor("uint8", tensor, 0, (tensor.nbytes,), (1,))
         start, nbytes = self._places.get(tensor.storage.key, (0, 0))
         width = WIDTHS[tensor.dtype]
-        last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+        last = tensor.offset + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+        )
         self._left -= tensor.nbytes
         if self._left < 0:
             raise ValueError("tensors that overlap too much")
@@ -191,7 +247,9 @@ class TorchSaveFile:
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
     if info.file_size > limit:
-        raise ValueError(f"member {info.filename[:80]!r} has {info.file_size} bytes, at most {limit} are read")
+        raise ValueError(
+            f"member {info.filename[:80]!r} has {info.file_size} bytes, at most {limit} are read"
+        )
     with archive.open(info) as file:
         return file.read(limit)
 
@@ -214,7 +272,9 @@ def _strided(tensor: Tensor, data: bytes) -> bytes:
     width = WIDTHS[tensor.dtype]
     memory = np.frombuffer(data, dtype=np.dtype(("V", width)))
     strides = tuple(stride * width for stride in tensor.strides)
-    array = np.ascontiguousarray(np.lib.stride_tricks.as_strided(memory, tensor.shape, strides, writeable=False)).reshape(-1)
+    array = np.ascontiguousarray(
+        np.lib.stride_tricks.as_strided(memory, tensor.shape, strides, writeable=False)
+    ).reshape(-1)
     part = _SIGNED.get(tensor.dtype, 0)
     if not part:
         return array.tobytes()
@@ -228,13 +288,29 @@ def _strided(tensor: Tensor, data: bytes) -> bytes:
 
 
 def _tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
-    """torch._utils._rebuild_tensor_v2; `rest`: requires_grad, hooks, and the bits for conjugation and sign if one is set."""
-    return _tensor(storage, getattr(storage, "dtype", ""), offset, shape, strides, rest[2] if len(rest) > 2 else None)
+    """torch._utils._rebuild_tensor_v2; `rest`: requires_grad, hooks, and the bits for conjugation
+    and sign if one is set.
+    """
+    return _tensor(
+        storage,
+        getattr(storage, "dtype", ""),
+        offset,
+        shape,
+        strides,
+        rest[2] if len(rest) > 2 else None,
+    )
 
 
 def _tensor_v3(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
     """torch._utils._rebuild_tensor_v3; `rest`: requires_grad, hooks, dtype, bits."""
-    return _tensor(storage, rest[2].name.rpartition(" ")[2], offset, shape, strides, rest[3] if len(rest) > 3 else None)
+    return _tensor(
+        storage,
+        rest[2].name.rpartition(" ")[2],
+        offset,
+        shape,
+        strides,
+        rest[3] if len(rest) > 3 else None,
+    )
 
 
 def _tensor(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any, bits: Any) -> Tensor:
@@ -242,16 +318,26 @@ def _tensor(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any, bit
         raise ValueError(f"a tensor of {dtype[:40]!r}")
     shape = shape.arguments[0] if isinstance(shape, Instance) else shape  # torch.Size
     numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or len(shape) > 64 or not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+    if (
+        len(shape) != len(strides)
+        or len(shape) > 64
+        or not all(type(number) is int and 0 <= number < 2**62 for number in numbers)
+    ):
         raise ValueError("a tensor of no shape")
     said = {key for key, value in bits if value is True} if isinstance(bits, Pairs) else set()
-    return Tensor(dtype, storage, offset, tuple(shape), tuple(strides), "conj" in said, "neg" in said)
+    return Tensor(
+        dtype, storage, offset, tuple(shape), tuple(strides), "conj" in said, "neg" in said
+    )
 
 
 def _of_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """torch._tensor._rebuild_from_type_v2: a tensor of a subclass, or with attributes."""
     inner = called(function, arguments, CALLS)
-    plain = kind.name in ("torch Tensor", "torch.nn.parameter Parameter", "torch.nn.parameter Buffer")
+    plain = kind.name in (
+        "torch Tensor",
+        "torch.nn.parameter Parameter",
+        "torch.nn.parameter Buffer",
+    )
     return inner if plain else Instance(kind.name, (inner,), state)
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.audit import components, inside_save, progress, promises, samples
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged, judged_arm
+from ecrl_cli.audit.components import (
+    BROKEN,
+    KEPT,
+    NOT_CHECKED,
+    UNKNOWN,
+    Finding,
+    Judged,
+    judged_arm,
+)
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.records import Arm, read_arm
@@ -36,13 +44,16 @@ _CAUSES = (
     "complete record",
     "deterministic",
 )
-# What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came from.
+# What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came
+# from.
 _LINEAGE = ("restored",)
 
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """`status`: valid, invalid or unknown. `diagnosis`: one sentence. `troubles`: what the recorder could not observe."""
+    """`status`: valid, invalid or unknown. `diagnosis`: one sentence. `troubles`: what the recorder
+    could not observe.
+    """
 
     status: str
     diagnosis: str
@@ -53,7 +64,10 @@ class AuditVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict's part of audit.json."""
-        counts = {status: sum(f.status == status for f in self.findings) for status in (KEPT, BROKEN, UNKNOWN, NOT_CHECKED)}
+        counts = {
+            status: sum(f.status == status for f in self.findings)
+            for status in (KEPT, BROKEN, UNKNOWN, NOT_CHECKED)
+        }
         return {
             "status": self.status,
             "diagnosis": self.diagnosis,
@@ -64,26 +78,61 @@ class AuditVerdict:
 
 
 def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
-    """(references, arms with faults) under `folder`: subfolders with attempts; references are named ref*. A folder of attempts is one arm with
-    faults."""
+    """(references, arms with faults) under `folder`: subfolders with attempts; references are named
+    ref*. A folder of attempts is one arm with faults.
+    """
     if any(child.name.startswith("attempt-") for child in folder.iterdir()):
         return [], [read_arm(folder)]
-    found = [child for child in sorted(folder.iterdir()) if child.is_dir() and not child.is_symlink() and any(child.glob("attempt-*"))]
+    found = [
+        child
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not child.is_symlink() and any(child.glob("attempt-*"))
+    ]
     if not found:
-        raise EvidenceMissing(str(folder), "holds no recorded arm", "name the folder of an audit, or of a recording (attempt-00/*.jsonl)")
+        raise EvidenceMissing(
+            str(folder),
+            "holds no recorded arm",
+            "name the folder of an audit, or of a recording (attempt-00/*.jsonl)",
+        )
     arms = [read_arm(child) for child in found]
-    return [arm for arm in arms if arm.name.startswith("ref")], [arm for arm in arms if not arm.name.startswith("ref")]
+    return [arm for arm in arms if arm.name.startswith("ref")], [
+        arm for arm in arms if not arm.name.startswith("ref")
+    ]
 
 
-def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto", planned: Iterable[str] = (), anew: bool = False) -> AuditVerdict:
-    """Judge every arm with faults against the first reference. `planned`: the names of all arms that were to be run; `order`, `anew`: as in
-    `audit.order` and `audit.anew`."""
+def judge(
+    references: Iterable[Arm],
+    faulted: Iterable[Arm],
+    order: str = "auto",
+    planned: Iterable[str] = (),
+    anew: bool = False,
+) -> AuditVerdict:
+    """Judge every arm with faults against the first reference. `planned`: the names of all arms
+    that were to be run; `order`, `anew`: as in `audit.order` and `audit.anew`.
+    """
     references, faulted = list(references), list(faulted)
-    kinds = sorted({str(p.start["digest"]) for arm in (*references, *faulted) for p in arm.processes if p.start and p.start.get("digest")})
+    kinds = sorted(
+        {
+            str(p.start["digest"])
+            for arm in (*references, *faulted)
+            for p in arm.processes
+            if p.start and p.start.get("digest")
+        }
+    )
     if len(kinds) > 1:
-        said = f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give every process the same of xxhash and blake3"
+        said = (
+            f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give"
+            " every process the same of xxhash and blake3"
+        )
         found = Finding("deterministic", UNKNOWN, said)
-        return AuditVerdict("unknown", said, (found,), (), tuple(judged_arm(arm) for arm in faulted), tuple(judged_arm(arm) for arm in references))
+        return AuditVerdict(
+            "unknown",
+            said,
+            (found,),
+            (),
+            tuple(judged_arm(arm) for arm in faulted),
+            tuple(judged_arm(arm) for arm in references),
+        )
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
         other.ignored = components.unseeded(undisturbed)
@@ -93,9 +142,17 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
     steady = determinism(undisturbed, struck)
     findings = [steady.finding] if steady.finding is not None else []
     for judged in undisturbed:
-        findings += [f for f in [_completed(judged), promises.complete_record(judged)] if f is not None and f.status != KEPT]
+        findings += [
+            f
+            for f in [_completed(judged), promises.complete_record(judged)]
+            if f is not None and f.status != KEPT
+        ]
     ended = {arm.name for arm in faulted if not arm.stopped}
-    findings += [progress.not_run(name) for name in dict.fromkeys([*planned, *(arm.name for arm in faulted)]) if name not in ended]
+    findings += [
+        progress.not_run(name)
+        for name in dict.fromkeys([*planned, *(arm.name for arm in faulted)])
+        if name not in ended
+    ]
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
     inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
@@ -105,16 +162,29 @@ def judge(references: Iterable[Arm], faulted: Iterable[Arm], order: str = "auto"
         if cold is not None:
             findings.append(promises.state_used(judged, cold, reference))
         findings += of_arm(judged, reference, steady, order)
-        findings += [promises.right_checkpoint(judged, anew), same_files(inventories, judged, steady.exact)]
+        findings += [
+            promises.right_checkpoint(judged, anew),
+            same_files(inventories, judged, steady.exact),
+        ]
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
 
 
-def of_arm(judged: Judged, reference: Judged | None, steady: Determinism, order: str) -> list[Finding]:
+def of_arm(
+    judged: Judged, reference: Judged | None, steady: Determinism, order: str
+) -> list[Finding]:
     """All promises of one arm."""
     findings = [
-        samples.exactly_once(judged, reference, order) if steady.stable("samples") else _unstable("exactly once", judged),
-        samples.same_input(judged, reference) if steady.stable("input") else _unstable("same input", judged),
+        (
+            samples.exactly_once(judged, reference, order)
+            if steady.stable("samples")
+            else _unstable("exactly once", judged)
+        ),
+        (
+            samples.same_input(judged, reference)
+            if steady.stable("input")
+            else _unstable("same input", judged)
+        ),
         *restored(judged, reference, steady.stable),
         *(samples.same_overflows(judged, reference if steady.exact else None)),
         promises.same_trajectory(judged, reference, steady),
@@ -132,37 +202,76 @@ def _overruled(finding: Finding) -> Finding:
     """`finding`, of a run that is bit for bit the undisturbed one from its restart to its end."""
     if finding.status != BROKEN or finding.promise.partition(":")[0] not in _LINEAGE:
         return finding
-    said = "where it came from is not on record, and every step from there to the end is bit for bit that of the undisturbed run"
+    said = (
+        "where it came from is not on record, and every step from there to the end is bit for bit"
+        " that of the undisturbed run"
+    )
     return replace(finding, status=NOT_CHECKED, message=said, step=None, evidence=())
 
 
 def _unstable(promise: str, judged: Judged) -> Finding:
-    return Finding(promise, UNKNOWN, "the job is not deterministic: what it consumed cannot be compared", judged.arm.name)
+    return Finding(
+        promise,
+        UNKNOWN,
+        "the job is not deterministic: what it consumed cannot be compared",
+        judged.arm.name,
+    )
 
 
 def _completed(judged: Judged) -> Finding | None:
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is None or last.exit_code == 0:
         return None
-    return Finding("deterministic", UNKNOWN, f"undisturbed, the job ended with {progress.ending(last.exit_code, last.signal)}", judged.arm.name)
+    return Finding(
+        "deterministic",
+        UNKNOWN,
+        f"undisturbed, the job ended with {progress.ending(last.exit_code, last.signal)}",
+        judged.arm.name,
+    )
 
 
 def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:
-    found = {f"{judged.arm.name}: {trouble}": None for judged in arms for process in judged.arm.processes for trouble in process.troubles}
+    found = {
+        f"{judged.arm.name}: {trouble}": None
+        for judged in arms
+        for process in judged.arm.processes
+        for trouble in process.troubles
+    }
     return tuple(found)
 
 
-def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judged], references: list[Judged]) -> AuditVerdict:
+def _verdict(
+    findings: list[Finding], troubles: tuple[str, ...], arms: list[Judged], references: list[Judged]
+) -> AuditVerdict:
     broken = [finding for finding in findings if finding.status == BROKEN]
     open_ones = [finding for finding in findings if finding.status == UNKNOWN]
-    resized = {judged.arm.name for judged in arms if judged.path.resized}  # its trajectory is another one by nature
-    missing = [f for f in findings if f.status == NOT_CHECKED and f.promise in REQUIRED and not (f.promise != "exactly once" and f.arm in resized)]
+    # its trajectory is another one by nature
+    resized = {judged.arm.name for judged in arms if judged.path.resized}
+    missing = [
+        f
+        for f in findings
+        if f.status == NOT_CHECKED
+        and f.promise in REQUIRED
+        and not (f.promise != "exactly once" and f.arm in resized)
+    ]
     if broken:
         first = min(
-            broken, key=lambda finding: (MAX_STEP if finding.step is None else finding.step, _CAUSES.index(finding.promise.partition(":")[0]))
+            broken,
+            key=lambda finding: (
+                MAX_STEP if finding.step is None else finding.step,
+                _CAUSES.index(finding.promise.partition(":")[0]),
+            ),
         )
-        if first.promise == inside_save.RECOVERABLE:  # where no attempt comes back, that a save was struck is not why
-            first = next((finding for finding in broken if finding.promise == progress.PROMISE and finding.arm != first.arm), first)
+        # where no attempt comes back, that a save was struck is not why
+        if first.promise == inside_save.RECOVERABLE:
+            first = next(
+                (
+                    finding
+                    for finding in broken
+                    if finding.promise == progress.PROMISE and finding.arm != first.arm
+                ),
+                first,
+            )
         status, diagnosis = "invalid", first.message
     elif troubles:
         status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"
@@ -170,22 +279,41 @@ def _verdict(findings: list[Finding], troubles: tuple[str, ...], arms: list[Judg
         status, diagnosis = "unknown", open_ones[0].message
     elif missing or not arms:
         status = "unknown"
-        diagnosis = f"{missing[0].promise} was not checked: {missing[0].message}" if missing else "no run with failures is on record"
+        diagnosis = (
+            f"{missing[0].promise} was not checked: {missing[0].message}"
+            if missing
+            else "no run with failures is on record"
+        )
     else:
         exact = len(arms) - len(resized)
-        parts = [f"{plural(exact, 'run')} with failures ended bit for bit as the undisturbed one"] if exact else []
-        parts += [f"{len(resized)} with another number of processes, with the same samples and state"] if resized else []
+        parts = (
+            [f"{plural(exact, 'run')} with failures ended bit for bit as the undisturbed one"]
+            if exact
+            else []
+        )
+        parts += (
+            [f"{len(resized)} with another number of processes, with the same samples and state"]
+            if resized
+            else []
+        )
         status, diagnosis = "valid", " and ".join(parts)
-    return AuditVerdict(status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references))
+    return AuditVerdict(
+        status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references)
+    )
 
 
 def render(verdict: AuditVerdict, name: str) -> str:
-    """Text for the terminal: the diagnosis, then promises that were not kept with their evidence, then the rest, one line each."""
+    """Text for the terminal: the diagnosis, then promises that were not kept with their evidence,
+    then the rest, one line each.
+    """
     lines = [f"{name}: {verdict.status}: {verdict.diagnosis}"]
     rank = {BROKEN: 0, UNKNOWN: 1, NOT_CHECKED: 2, KEPT: 3}
     unseen = [f"  not seen    {trouble}" for trouble in verdict.troubles[:8]]
     lines += unseen if verdict.status == "unknown" else []  # then they decided
-    for finding in sorted(verdict.findings, key=lambda finding: (finding.message != verdict.diagnosis, rank[finding.status])):
+    for finding in sorted(
+        verdict.findings,
+        key=lambda finding: (finding.message != verdict.diagnosis, rank[finding.status]),
+    ):
         where = f" [{finding.arm}]" if finding.arm else ""
         lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
         if finding.status != KEPT:

@@ -1,4 +1,6 @@
-"""`ecrl audit`: judges a job that ECRL did not write. Runs a command as several arms, or judges an existing recording."""
+"""`ecrl audit`: judges a job that ECRL did not write. Runs a command as several arms, or judges an
+existing recording.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,15 @@ _TEXTS = ("audit.resume", "audit.elastic", "run_dir")
 
 
 def audit(argv: Sequence[str], *, say: Callable[[str], None] = say) -> int:
-    """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where it matters."""
+    """Exit code: 0 every promise kept, 1 one broken, 2 bad input, 3 unknown, or not checked where
+    it matters.
+    """
     words = list(argv)
     if not words:
-        way = "type `ecrl audit -- torchrun train.py --out {dir}`, or the folder of a recording: ecrl audit DIR"
+        way = (
+            "type `ecrl audit -- torchrun train.py --out {dir}`, or the folder of a recording: ecrl"
+            " audit DIR"
+        )
         raise ConfigError("ecrl audit", "needs the command of a job", way)
     if "--" in words:
         cut = words.index("--")
@@ -38,18 +45,27 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     from ecrl_cli.config.audit import build_audit, check_key
 
     if not command:
-        raise ConfigError("COMMAND", "is missing", "write it after --: ecrl audit -- python train.py --out {dir}")
+        raise ConfigError(
+            "COMMAND", "is missing", "write it after --: ecrl audit -- python train.py --out {dir}"
+        )
     flags, keys = reporting().parse_known_args(keys)
     check_report(flags.junit)
     arguments = parse([quoted(key) for key in keys], PRIMARY)
     if arguments.show or arguments.multirun:
-        raise ConfigError("ecrl audit", "takes neither --cfg nor -m", "conf/audit.yaml holds every key and its default")
-    refuse_commas(arguments.overrides, "ecrl audit", multirun=True)  # one audit is one command: Hydra refuses what is no list
+        raise ConfigError(
+            "ecrl audit",
+            "takes neither --cfg nor -m",
+            "conf/audit.yaml holds every key and its default",
+        )
+    # one audit is one command: Hydra refuses what is no list
+    refuse_commas(arguments.overrides, "ecrl audit", multirun=True)
     for override in arguments.overrides:
         if override.key_or_group != "failure":  # the one group
             check_key(override.key_or_group)  # Hydra's own refusal does not say what is near
     with initialized(PRIMARY):
-        config = build_audit(compose(PRIMARY, [override.input_line or "" for override in arguments.overrides]))
+        config = build_audit(
+            compose(PRIMARY, [override.input_line or "" for override in arguments.overrides])
+        )
     restrict(private=False)
     folder, verdict = run_audit(config, command, say)
     _answer(verdict, folder, flags)
@@ -67,7 +83,9 @@ def reporting() -> Parser:
 
 
 def quoted(text: str) -> str:
-    """Quotes the values that hold words of a command: Hydra's grammar would parse their dashes, braces and spaces."""
+    """Quotes the values that hold words of a command: Hydra's grammar would parse their dashes,
+    braces and spaces.
+    """
     from ecrl_cli.cli.compose import quote
 
     key, _, value = text.partition("=")
@@ -75,17 +93,30 @@ def quoted(text: str) -> str:
 
 
 def _judge(words: list[str]) -> int:
-    from ecrl_cli.audit.audit import anew_of, asked_of, judge_folder, order_of, planned_of, write_result
+    from ecrl_cli.audit.audit import (
+        anew_of,
+        asked_of,
+        judge_folder,
+        order_of,
+        planned_of,
+        write_result,
+    )
 
     flags = parser().parse_args(words)
     if flags.state:
         return _compare_states(flags.folders)
     if len(flags.folders) != 1 or not flags.folders[0].is_dir():
-        raise ConfigError("ecrl audit", f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}", "or a command after --")
+        raise ConfigError(
+            "ecrl audit",
+            f"needs the folder of a recording, got {shown(' '.join(map(str, flags.folders)))}",
+            "or a command after --",
+        )
     check_report(flags.junit)
     folder = flags.folders[0].absolute()
     asked = asked_of(folder)
-    verdict = judge_folder(folder, flags.reference, flags.order or order_of(asked), planned_of(asked), anew_of(asked))
+    verdict = judge_folder(
+        folder, flags.reference, flags.order or order_of(asked), planned_of(asked), anew_of(asked)
+    )
     write_result(folder, verdict, asked)
     _answer(verdict, folder, flags)
     return EXIT_CODES[verdict.status]
@@ -114,7 +145,9 @@ def _compare_states(paths: list[Path]) -> int:
     from ecrl_cli.config.machine import check_torch
 
     if len(paths) != 2:
-        raise ConfigError("--state", f"compares two states, got {len(paths)}", "ecrl audit --state A.pt B.pt")
+        raise ConfigError(
+            "--state", f"compares two states, got {len(paths)}", "ecrl audit --state A.pt B.pt"
+        )
     check_torch()
     lines, equal = compare_states(*paths)
     out("\n".join(lines))
@@ -136,9 +169,13 @@ def _seconds(arm: Arm) -> float:
 
 
 def cases(verdict: AuditVerdict) -> list[Case]:
-    """A case for each promise of each arm; the first of an arm has the seconds that the arm took."""
+    """A case for each promise of each arm; the first of an arm has the seconds that the arm
+    took.
+    """
     states = {"kept": PASSED, "broken": FAILED}
-    took = {judged.arm.name: _seconds(judged.arm) for judged in (*verdict.references, *verdict.arms)}
+    took = {
+        judged.arm.name: _seconds(judged.arm) for judged in (*verdict.references, *verdict.arms)
+    }
     return [
         Case(
             each.arm or "job",

@@ -1,4 +1,6 @@
-"""Verdicts for continuous integration: JUnit XML, and what GitHub shows: annotations beside a commit, and the summary of a step."""
+"""Verdicts for continuous integration: JUnit XML, and what GitHub shows: annotations beside a
+commit, and the summary of a step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Case:
-    """One promise of one run. `state`: passed, failed, or skipped (unknown, not checked). `seconds`: that the run took, on one of its cases."""
+    """One promise of one run. `state`: passed, failed, or skipped (unknown, not checked).
+    `seconds`: that the run took, on one of its cases.
+    """
 
     run: str
     promise: str
@@ -28,7 +32,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is said of all cases together. `verdict`: one word; `diagnosis`: one sentence; `seconds`: of the command; `more`: further properties."""
+    """What is said of all cases together. `verdict`: one word; `diagnosis`: one sentence;
+    `seconds`: of the command; `more`: further properties.
+    """
 
     name: str
     verdict: str = ""
@@ -38,19 +44,28 @@ class Suite:
 
     @property
     def properties(self) -> dict[str, str]:
-        found = {"ecrl": __version__, "verdict": self.verdict, "diagnosis": self.diagnosis, **self.more}
+        found = {
+            "ecrl": __version__,
+            "verdict": self.verdict,
+            "diagnosis": self.diagnosis,
+            **self.more,
+        }
         return {name: value for name, value in found.items() if value}
 
 
 def check_report(report: Path | None) -> None:
     """ConfigError before anything is run, if the report could not be written after it."""
     if report is not None and (not report.absolute().parent.is_dir() or report.is_dir()):
-        raise ConfigError("--junit", f"{shown(str(report))} cannot be written", "name a file in a folder that there is")
+        raise ConfigError(
+            "--junit",
+            f"{shown(str(report))} cannot be written",
+            "name a file in a folder that there is",
+        )
 
 
 def tell(suite: Suite, cases: Iterable[Case], report: Path | None, *, annotate: bool) -> None:
-    """Writes `cases` as JUnit XML into `report`, if there is one, and with `annotate` as GitHub's annotations to standard error and, where GitHub
-    names a file for it, as the summary of the step.
+    """Writes `cases` as JUnit XML into `report`, if there is one, and with `annotate` as GitHub's
+    annotations to standard error and, where GitHub names a file for it, as the summary of the step.
     """
     listed = list(cases)
     if report:
@@ -68,20 +83,31 @@ def junit(suite: Suite, cases: Iterable[Case]) -> str:
     """JUnit XML: one test suite, one test case for each of `cases`."""
     listed, name = list(cases), suite.name
     texts = [
-        f'<testcase classname={_quoted(case.run)} name={_quoted(case.promise)} time="{case.seconds:.3f}">{_inner(case)}</testcase>' for case in listed
+        f"<testcase classname={_quoted(case.run)} name={_quoted(case.promise)}"
+        f' time="{case.seconds:.3f}">{_inner(case)}</testcase>'
+        for case in listed
     ]
-    said = "".join(f"<property name={_quoted(key)} value={_quoted(value)}/>" for key, value in suite.properties.items())
+    said = "".join(
+        f"<property name={_quoted(key)} value={_quoted(value)}/>"
+        for key, value in suite.properties.items()
+    )
     failed, skipped = (sum(case.state == state for case in listed) for state in (FAILED, SKIPPED))
-    head = f'<testsuite name={_quoted(name)} tests="{len(listed)}" failures="{failed}" skipped="{skipped}" time="{suite.seconds:.3f}">'
+    head = (
+        f'<testsuite name={_quoted(name)} tests="{len(listed)}" failures="{failed}"'
+        f' skipped="{skipped}" time="{suite.seconds:.3f}">'
+    )
     head += f"<properties>{said}</properties>"
     return '<?xml version="1.0" encoding="utf-8"?>\n' + head + "".join(texts) + "</testsuite>\n"
 
 
 def github(cases: Iterable[Case]) -> list[str]:
-    """GitHub's workflow commands: an error for each broken promise, a warning for each that could not be judged."""
+    """GitHub's workflow commands: an error for each broken promise, a warning for each that could
+    not be judged.
+    """
     kinds = {FAILED: "error", SKIPPED: "warning"}
     return [
-        f"::{kinds[case.state]} title={_escaped(f'{case.run}: {case.promise}', more=':,')}::{_escaped(case.message)}"
+        f"::{kinds[case.state]}"
+        f" title={_escaped(f'{case.run}: {case.promise}', more=':,')}::{_escaped(case.message)}"
         for case in cases
         if case.state in kinds and not case.message.startswith("not checked")
     ]
@@ -91,7 +117,12 @@ def _inner(case: Case) -> str:
     tag = {FAILED: "failure", SKIPPED: "skipped"}.get(case.state)
     if not tag:
         return ""
-    evidence = "\n".join(visible(line) for line in case.evidence).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    evidence = (
+        "\n".join(visible(line) for line in case.evidence)
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
     return f"<{tag} message={_quoted(case.message)}>{evidence}</{tag}>"
 
 
@@ -99,21 +130,39 @@ _LISTED = 50  # rows of a summary: GitHub shows at most a megabyte of it
 
 
 def summary(suite: Suite, cases: Iterable[Case]) -> str:
-    """Markdown for GitHub's page of a step: the verdict, its diagnosis, and each case that did not pass with its evidence."""
+    """Markdown for GitHub's page of a step: the verdict, its diagnosis, and each case that did not
+    pass with its evidence.
+    """
     listed = list(cases)
     open_ones = [case for case in listed if case.state != PASSED]
     passed = len(listed) - len(open_ones)
-    lines = [f"### {_cell(suite.name)}: {_cell(suite.verdict or ('invalid' if any(case.state == FAILED for case in listed) else 'done'))}", ""]
+    lines = [
+        (
+            f"### {_cell(suite.name)}:"
+            f" {_cell(suite.verdict or ('invalid' if any(case.state == FAILED for case in listed) else 'done'))}"
+        ),
+        "",
+    ]
     lines += [_cell(suite.diagnosis), ""] if suite.diagnosis else []
     if open_ones:
         lines += ["| | run | promise | what was found |", "| --- | --- | --- | --- |"]
         rows = sorted(open_ones, key=lambda case: case.state != FAILED)[:_LISTED]
-        texts = [(case, "<br>".join(_cell(text) for text in (case.message, *case.evidence[:3]))) for case in rows]
-        lines += [f"| {case.state} | {_cell(case.run)} | {_cell(case.promise)} | {text} |" for case, text in texts]
-        lines += [f"| | | | and {len(open_ones) - _LISTED} more |"] if len(open_ones) > _LISTED else []
+        texts = [
+            (case, "<br>".join(_cell(text) for text in (case.message, *case.evidence[:3])))
+            for case in rows
+        ]
+        lines += [
+            f"| {case.state} | {_cell(case.run)} | {_cell(case.promise)} | {text} |"
+            for case, text in texts
+        ]
+        lines += (
+            [f"| | | | and {len(open_ones) - _LISTED} more |"] if len(open_ones) > _LISTED else []
+        )
         lines += [""]
     took = f" in {suite.seconds:.0f} s" if suite.seconds else ""
-    return "\n".join([*lines, f"{passed} of {len(listed)} promises kept{took}; ECRL {__version__}", "", ""])
+    return "\n".join(
+        [*lines, f"{passed} of {len(listed)} promises kept{took}; ECRL {__version__}", "", ""]
+    )
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,6 @@
-"""`ecrl compare`: how far the states of two runs are apart at the steps that both have a checkpoint of."""
+"""`ecrl compare`: how far the states of two runs are apart at the steps that both have a checkpoint
+of.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,50 @@ SCHEMA_VERSION = 1
 
 
 def compare(argv: Sequence[str]) -> int:
-    """0 where both hold the same bits at every step, 1 where they differ, 3 where a step cannot be compared."""
+    """0 where both hold the same bits at every step, 1 where they differ, 3 where a step cannot be
+    compared.
+    """
     flags = parser().parse_args(list(argv))
     ours, theirs = checkpoints(flags.one), checkpoints(flags.other)
     wanted = steps_of(flags.steps)
     if flags.one in ours.values() and flags.other in theirs.values() and not wanted:
-        pairs: list[tuple[int, Path | None, Path | None]] = [(min(ours), flags.one, flags.other)]  # two checkpoints, of whatever steps
+        # two checkpoints, of whatever steps
+        pairs: list[tuple[int, Path | None, Path | None]] = [(min(ours), flags.one, flags.other)]
     else:
-        pairs = [(step, ours.get(step), theirs.get(step)) for step in wanted or sorted(ours.keys() & theirs.keys())]
+        pairs = [
+            (step, ours.get(step), theirs.get(step))
+            for step in wanted or sorted(ours.keys() & theirs.keys())
+        ]
     if not pairs:
-        raise ConfigError("ecrl compare", f"no step has a checkpoint in both: {_listed(ours)} and {_listed(theirs)}", "keep more by checkpoint.keep")
-    answers = [(step, *_compared(step, one, other, (flags.one, flags.other))) for step, one, other in pairs]
+        raise ConfigError(
+            "ecrl compare",
+            f"no step has a checkpoint in both: {_listed(ours)} and {_listed(theirs)}",
+            "keep more by checkpoint.keep",
+        )
+    answers = [
+        (step, *_compared(step, one, other, (flags.one, flags.other))) for step, one, other in pairs
+    ]
     if flags.json:
-        steps = [{"global_step": step, "error": error, "components": document(found)} for step, found, error in answers]
-        answer: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "one": str(flags.one), "other": str(flags.other), "steps": steps}
+        steps = [
+            {"global_step": step, "error": error, "components": document(found)}
+            for step, found, error in answers
+        ]
+        answer: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "one": str(flags.one),
+            "other": str(flags.other),
+            "steps": steps,
+        }
         sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     else:
-        out("\n".join([f"{visible(flags.one)} against {visible(flags.other)}", *(line for answer in answers for line in _lines(*answer))]))
+        out(
+            "\n".join(
+                [
+                    f"{visible(flags.one)} against {visible(flags.other)}",
+                    *(line for answer in answers for line in _lines(*answer)),
+                ]
+            )
+        )
     for _, _, error in answers:
         if error:
             say(f"ecrl: {visible(error)}")
@@ -56,28 +85,44 @@ def parser() -> Parser:
 def steps_of(text: str) -> list[int]:
     """The steps that were named; ConfigError for what is none."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if wrong := [word for word in words if not (word.isascii() and word.isdigit()) or len(word) > 8]:
+    if wrong := [
+        word for word in words if not (word.isascii() and word.isdigit()) or len(word) > 8
+    ]:
         raise ConfigError("--steps", f"{shown(wrong[0])} is no step", "name steps: --steps 40,80")
     return list(dict.fromkeys(map(int, words)))
 
 
 def checkpoints(place: Path) -> dict[int, Path]:
-    """By step, the checkpoints of a run, of a folder of them, or the one that `place` is; RunDirectoryError if there is none."""
+    """By step, the checkpoints of a run, of a folder of them, or the one that `place` is;
+    RunDirectoryError if there is none.
+    """
     if match := STEP_NAME.match(place.name):
         if place.exists():
             return {int(match[1]): place}
         raise RunDirectoryError(shown(str(place)), "does not exist", "name a run or a checkpoint")
     if not place.is_dir():
-        raise RunDirectoryError(shown(str(place)), "is a file" if place.exists() else "does not exist", "name a run, or a checkpoint step_NNNNNNNN")
+        raise RunDirectoryError(
+            shown(str(place)),
+            "is a file" if place.exists() else "does not exist",
+            "name a run, or a checkpoint step_NNNNNNNN",
+        )
     layout = RunLayout(place)
     folder = layout.checkpoints if layout.checkpoints.is_dir() else place
-    found = {int(match[1]): path for path in sorted(folder.iterdir()) if (match := STEP_NAME.match(path.name))}
+    found = {
+        int(match[1]): path
+        for path in sorted(folder.iterdir())
+        if (match := STEP_NAME.match(path.name))
+    }
     if not found:
-        raise RunDirectoryError(shown(str(place)), "has no checkpoint", "name a run that was trained with checkpoints")
+        raise RunDirectoryError(
+            shown(str(place)), "has no checkpoint", "name a run that was trained with checkpoints"
+        )
     return found
 
 
-def _compared(step: int, one: Path | None, other: Path | None, places: tuple[Path, Path]) -> tuple[dict[str, Distance], str]:
+def _compared(
+    step: int, one: Path | None, other: Path | None, places: tuple[Path, Path]
+) -> tuple[dict[str, Distance], str]:
     """The distances, or why there are none."""
     if one is None or other is None:
         return {}, f"{places[one is not None]} has no checkpoint of step {step}"
@@ -100,7 +145,11 @@ def _words(found: Distance) -> str:
     if found.l2 is None:
         return differ
     share = "" if found.relative_l2 is None else f" ({found.relative_l2:.3g} of its length)"
-    ulp = "" if found.max_ulp is None else f", at most {found.max_ulp:,} ulp ({visible(found.furthest)[:80]})"
+    ulp = (
+        ""
+        if found.max_ulp is None
+        else f", at most {found.max_ulp:,} ulp ({visible(found.furthest)[:80]})"
+    )
     strange = f", {found.not_finite:,} elements not finite" if found.not_finite else ""
     return f"L2 {found.l2:.6g}{share}{ulp}{strange}, {differ}"
 

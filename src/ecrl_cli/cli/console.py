@@ -1,6 +1,7 @@
-"""What all commands share: a parser that raises ConfigError; results on standard output and messages on standard error, control characters escaped
-in both, and nothing in them that GitHub would obey; and the mode of the files that they write: by the umask, or for the owner alone with `private`.
-Never writable by others.
+"""What all commands share: a parser that raises ConfigError; results on standard output and
+messages on standard error, control characters escaped in both, and nothing in them that GitHub
+would obey; and the mode of the files that they write: by the umask, or for the owner alone with
+`private`. Never writable by others.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _BREAK = "\N{ZERO WIDTH SPACE}"
 
 
 def _shown(text: str) -> str:
-    """`text` with control characters escaped. Where GitHub reads along, its workflow commands are broken up: what is shown here (the name of a
-    stranger's run) may be written like one; real ones are written by `ci.tell`.
+    """`text` with control characters escaped. Where GitHub reads along, its workflow commands are
+    broken up: what is shown here (the name of a stranger's run) may be written like one; real ones
+    are written by `ci.tell`.
     """
     lines = [visible(line) for line in text.split("\n")]
     if os.environ.get("GITHUB_ACTIONS"):

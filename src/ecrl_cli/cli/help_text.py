@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-VERBS = ("train", "verify", "compare", "report", "study", "audit", "doctor", "examples", "completion")
+VERBS = (
+    "train",
+    "verify",
+    "compare",
+    "report",
+    "study",
+    "audit",
+    "doctor",
+    "examples",
+    "completion",
+)
 
 _CODES = """\
 Exit codes: 0 done, valid; 1 invalid; 2 bad input (nothing was written); 3 evidence missing; 4 no valid checkpoint; 5 storage error;

@@ -1,4 +1,6 @@
-"""What a user of Hydra types that ECRL has otherwise: answered with what it has, and where that is documented (docs/hydra.md)."""
+"""What a user of Hydra types that ECRL has otherwise: answered with what it has, and where that is
+documented (docs/hydra.md).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def refuse_flags(words: Sequence[str]) -> None:
         if flag in FLAGS:
             raise ConfigError(flag, "is a flag of Hydra that is off", f"{FLAGS[flag]} ({PAGE})")
         if flag in ("--cfg", "-c") and (shown := value if equals else after) in ("hydra", "all"):
-            raise ConfigError(f"{flag} {shown}", "shows Hydra's own settings", f"`--cfg job` shows yours; those lie in .hydra of each run ({PAGE})")
+            raise ConfigError(
+                f"{flag} {shown}",
+                "shows Hydra's own settings",
+                f"`--cfg job` shows yours; those lie in .hydra of each run ({PAGE})",
+            )
 
 
 def way_out(key: str) -> str:
@@ -58,13 +64,23 @@ def way_out(key: str) -> str:
 
 
 def refuse_commas(overrides: Iterable[Override], program: str, multirun: bool) -> None:
-    """ConfigError for commas that mean one list, and, without `multirun`, for commas that mean a sweep."""
+    """ConfigError for commas that mean one list, and, without `multirun`, for commas that mean a
+    sweep.
+    """
     for override in overrides:
         if not override.is_sweep_override():
             continue
         key, text = override.key_or_group, override.input_line or override.key_or_group
         value = text.partition("=")[2]
         if key in list_keys() and not set(value) & set("[({"):
-            raise ConfigError(key, "takes one list", f"write '{key}=[{value}]'; to sweep over lists: {program} -m '{key}=[A],[B]'")
+            raise ConfigError(
+                key,
+                "takes one list",
+                f"write '{key}=[{value}]'; to sweep over lists: {program} -m '{key}=[A],[B]'",
+            )
         if not multirun:
-            raise ConfigError(key, "has several values without -m", f"to sweep over them: {program} -m {shown(text)[1:-1]}")
+            raise ConfigError(
+                key,
+                "has several values without -m",
+                f"to sweep over them: {program} -m {shown(text)[1:-1]}",
+            )

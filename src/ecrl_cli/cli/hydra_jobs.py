@@ -1,4 +1,6 @@
-"""Runs the jobs of a command, one after the other or through a Hydra launcher, and records each composed configuration in `.hydra/`."""
+"""Runs the jobs of a command, one after the other or through a Hydra launcher, and records each
+composed configuration in `.hydra/`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from ecrl_cli.verify.reference import References
 class Jobs:
     """Runs the checked plan of a command.
 
-    `results`: how each run ended, by name. `references`: by name, the folders of reference runs (without failures) that were trained beside them.
+    `results`: how each run ended, by name. `references`: by name, the folders of reference runs
+    (without failures) that were trained beside them.
     """
 
     def __init__(self, plan: TrainPlan, say: Say, debug: bool) -> None:
@@ -39,7 +42,9 @@ class Jobs:
 
     def folder(self, name: str) -> Path:
         """The folder of a run of `results`."""
-        return self.references[name] if name in self.references else self._plan.runs[name].layout.root
+        return (
+            self.references[name] if name in self.references else self._plan.runs[name].layout.root
+        )
 
     def run(self) -> None:
         """Runs every job. Expected errors are not raised; `results` holds them."""
@@ -50,7 +55,11 @@ class Jobs:
             if plan.launcher.name:
                 self.results = submit(plan, Engine(plan.launcher.name, plan.master), self._say)
             else:
-                self.results = self._sweep(plan.runs, self._start) if plan.swept else {name: self._start(name) for name in plan.runs}
+                self.results = (
+                    self._sweep(plan.runs, self._start)
+                    if plan.swept
+                    else {name: self._start(name) for name in plan.runs}
+                )
                 self._train_references()
         except (EcrlError, OSError) as error:
             self.results = {"sweep": self._failed(error)}
@@ -58,8 +67,17 @@ class Jobs:
             self._context.launchers.close()
 
     def _train_references(self) -> None:
-        """Trains the missing reference runs, after the runs that were asked for. Their results are added to `results`."""
-        missing = lacking([self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0], References())
+        """Trains the missing reference runs, after the runs that were asked for. Their results are
+        added to `results`.
+        """
+        missing = lacking(
+            [
+                self._plan.runs[name]
+                for name, result in self.results.items()
+                if result.exit_code == 0
+            ],
+            References(),
+        )
         if not missing or exit_code(self.results) in STOPPED:
             return
         self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
@@ -70,21 +88,36 @@ class Jobs:
             return self._outcome(lambda: run(reference, self._context))
 
         if self._plan.swept:
-            found = self._sweep({name: missing[where][0] for name, where in self.references.items()}, start)
+            found = self._sweep(
+                {name: missing[where][0] for name, where in self.references.items()}, start
+            )
         else:
             found = {name: start(name) for name in self.references}
         for name, result in found.items():
             if result.exit_code:
-                self._say(f"{name}: not trained ({result.reason}); the runs stand, the same command tries again, reference=none leaves it out")
-        self.results |= {name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code}  # another process is training it
+                self._say(
+                    f"{name}: not trained ({result.reason}); the runs stand, the same command tries"
+                    " again, reference=none leaves it out"
+                )
+        # another process is training it
+        self.results |= {
+            name: result for name, result in found.items() if result.exit_code != RunHeld.exit_code
+        }
 
-    def _sweep(self, runs: Mapping[str, RunPlan], start: Callable[[str], RunResult]) -> dict[str, RunResult]:
+    def _sweep(
+        self, runs: Mapping[str, RunPlan], start: Callable[[str], RunResult]
+    ) -> dict[str, RunResult]:
         layout, at_once = SweepLayout(self._plan.folder), self._plan.launcher.runs_at_once
         do = todo(runs, self._plan.mixed)
         progress = SweepProgress(do, self._say, runs_at_once=at_once)
         if at_once > 1:
-            self._say(f"{at_once} runs at once: they disturb each other, so the report compares no times; logs: {self._logs}")
-            return sweep_side_by_side(layout, do, lambda name: self._begin(name, runs[name]), progress, at_once)
+            self._say(
+                f"{at_once} runs at once: they disturb each other, so the report compares no times;"
+                f" logs: {self._logs}"
+            )
+            return sweep_side_by_side(
+                layout, do, lambda name: self._begin(name, runs[name]), progress, at_once
+            )
         self._context = replace(self._context, above=progress.table)
         return sweep(layout, do, start, progress)
 
@@ -98,11 +131,15 @@ class Jobs:
         self._say(f"{name}: {planned.layout.root}")
         if name in self._plan.cells:
             self._place(name)
-        return RunProcess(planned, self._plan.launcher.runs_at_once, self._logs / f"{Path(name).name}.log")
+        return RunProcess(
+            planned, self._plan.launcher.runs_at_once, self._logs / f"{Path(name).name}.log"
+        )
 
     def _start(self, name: str) -> RunResult:
         planned = self._plan.runs[name]
-        if self._begun:  # hours may have passed since the command started: check the run directory and the data again
+        # hours may have passed since the command started: check the run directory and the data
+        # again
+        if self._begun:
             planned = replace(planned, checked=False)
         self._begun = True
         self._say(f"{name}: {planned.layout.root}")
@@ -119,7 +156,9 @@ class Jobs:
         self._record(self._plan.runs[name].layout, self._plan.cells[name].composed)
 
     def _outcome(self, start: Callable[[], RunResult]) -> RunResult:
-        """The result of `start`. An internal error in one run must not end the others, nor fail the runs that a reference is for."""
+        """The result of `start`. An internal error in one run must not end the others, nor fail the
+        runs that a reference is for.
+        """
         try:
             return start()
         except KeyboardInterrupt:
@@ -129,11 +168,29 @@ class Jobs:
 
     def _record(self, layout: RunLayout, composed: Mapping[str, Any]) -> None:
         """Writes what Hydra composed for the run, as Hydra's own jobs record it."""
-        hydra, values = composed["hydra"], {key: value for key, value in composed.items() if key != "hydra"}
-        sweep = {**hydra["sweep"], "dir": str(self._plan.folder / ".hydra"), "subdir": str(layout.root)}
-        own = {**hydra, "sweep": sweep, "runtime": {**hydra["runtime"], "output_dir": str(layout.root)}}
-        files = {"config.yaml": values, "hydra.yaml": {"hydra": own}, "overrides.yaml": hydra["overrides"]["task"]}
-        _write_yaml(layout.hydra, files if self._plan.swept else {**files, "multirun.yaml": self._plan.master})
+        hydra, values = (
+            composed["hydra"],
+            {key: value for key, value in composed.items() if key != "hydra"},
+        )
+        sweep = {
+            **hydra["sweep"],
+            "dir": str(self._plan.folder / ".hydra"),
+            "subdir": str(layout.root),
+        }
+        own = {
+            **hydra,
+            "sweep": sweep,
+            "runtime": {**hydra["runtime"], "output_dir": str(layout.root)},
+        }
+        files = {
+            "config.yaml": values,
+            "hydra.yaml": {"hydra": own},
+            "overrides.yaml": hydra["overrides"]["task"],
+        }
+        _write_yaml(
+            layout.hydra,
+            files if self._plan.swept else {**files, "multirun.yaml": self._plan.master},
+        )
 
     def _failed(self, error: Exception) -> RunResult:
         if self._debug:

@@ -1,4 +1,6 @@
-"""The entry point `ecrl`: dispatches to a verb. Errors are one line on standard error; exit codes are shared by all verbs."""
+"""The entry point `ecrl`: dispatches to a verb. Errors are one line on standard error; exit codes
+are shared by all verbs.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ _HELP_FLAGS = ("-h", "--help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns the exit code: DEFECT, with the traceback on standard error, for an exception that is none of ECRL's errors.
+    """Runs the command and returns the exit code: DEFECT, with the traceback on standard error, for
+    an exception that is none of ECRL's errors.
 
-    Characters that standard output or standard error cannot encode are written as escapes from here on.
+    Characters that standard output or standard error cannot encode are written as escapes from here
+    on.
     """
     _open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -35,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words[:cut] if word != "--debug"] + words[cut:]
     try:
         code = _dispatch(words, debug)
-        sys.stdout.flush()  # a full disk or a closed pipe shows here at the latest: as the interpreter ends nobody could answer it any more
+        # a full disk or a closed pipe shows here at the latest: as the interpreter ends nobody
+        # could answer it any more
+        sys.stdout.flush()
         return code
     except EcrlError as error:
         return _refuse(error, debug)
@@ -46,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED[0]
     except Exception as error:
         _tell("".join(traceback.format_exception(error)).rstrip())
-        _tell(f"ecrl: error: E-internal {first_line(error)}; a defect in ECRL and no verdict: please report it with the lines above")
+        _tell(
+            f"ecrl: error: E-internal {first_line(error)}; a defect in ECRL and no verdict: please"
+            " report it with the lines above"
+        )
         return DEFECT
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -54,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Standard output and standard error that any text can be written to; to nowhere if they were closed before the start."""
+    """Standard output and standard error that any text can be written to; to nowhere if they were
+    closed before the start.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
@@ -64,7 +75,9 @@ def _open_streams() -> None:
 
 
 def _drop_unwritable(stream: TextIO) -> None:
-    """Drops what `stream` still holds and cannot write: the interpreter would try again as it ends, complain, and end with 120."""
+    """Drops what `stream` still holds and cannot write: the interpreter would try again as it ends,
+    complain, and end with 120.
+    """
     try:
         stream.flush()
     except OSError:
@@ -92,7 +105,9 @@ def _explain(codes: list[str]) -> int:
     from ecrl_cli.cli.explain import explain
 
     if len(codes) != 1:
-        raise ConfigError("--explain", "takes the code of one error", "write `ecrl --explain E-config`")
+        raise ConfigError(
+            "--explain", "takes the code of one error", "write `ecrl --explain E-config`"
+        )
     sys.stdout.write(explain(codes[0]))
     return 0
 
@@ -108,10 +123,17 @@ def _dispatch(words: list[str], debug: bool) -> int:
         return _explain([*words[0].split("=", 1)[1:], *words[1:]])
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("train", words)
     if words[0] not in VERBS and words[0].isidentifier():
-        raise ConfigError(shown(words[0]), "is neither a verb nor key=value", did_you_mean(words[0], VERBS) or f"verbs: {', '.join(VERBS)}")
-    own = rest[: rest.index("--")] if "--" in rest else rest  # what follows `--` is another command's
+        raise ConfigError(
+            shown(words[0]),
+            "is neither a verb nor key=value",
+            did_you_mean(words[0], VERBS) or f"verbs: {', '.join(VERBS)}",
+        )
+    # what follows `--` is another command's
+    own = rest[: rest.index("--")] if "--" in rest else rest
     if any(word in _HELP_FLAGS for word in own):
-        sys.stdout.write({"train": _train_help, "study": _study_help}.get(verb, lambda: HELP[verb])())
+        sys.stdout.write(
+            {"train": _train_help, "study": _study_help}.get(verb, lambda: HELP[verb])()
+        )
         return 0
     return _run(verb, rest, debug)
 
@@ -122,7 +144,9 @@ def _train_help() -> str:
     folders = [conf_dir(), *installed_dirs()]
     found = groups(folders)
     options = "\n".join(f"  {name:<14} {', '.join(each)}" for name, each in found.items())
-    failures = "\n".join(f"  {name:<14} {summary(folders, 'failure', name)}".rstrip() for name in found["failure"])
+    failures = "\n".join(
+        f"  {name:<14} {summary(folders, 'failure', name)}".rstrip() for name in found["failure"]
+    )
     return HELP["train"].replace("{groups}", options).replace("{failures}", failures)
 
 
@@ -131,21 +155,32 @@ def _study_help() -> str:
     from ecrl_cli.studies.frame.registry import load_study, names
 
     folders = [conf_dir(), *installed_dirs()]
-    # The first comment of a study's YAML is fast to read; a study of an installed package need not have one.
-    said = {name: summary(folders, "study", name) or load_study(name).description for name in names()}
-    return HELP["study"].replace("{studies}", "\n".join(f"  {name:<20} {text}" for name, text in said.items()))
+    # The first comment of a study's YAML is fast to read; a study of an installed package need not
+    # have one.
+    said = {
+        name: summary(folders, "study", name) or load_study(name).description for name in names()
+    }
+    return HELP["study"].replace(
+        "{studies}", "\n".join(f"  {name:<20} {text}" for name, text in said.items())
+    )
 
 
 def _hear_interrupt() -> None:
-    """Restores SIGINT's handler where SIGINT was ignored at start (`ecrl ... &` in a script, many CI runners), so that long commands stop cleanly:
-    such runners send SIGINT first and then SIGKILL. SIGHUP stays ignored, for nohup.
+    """Restores SIGINT's handler where SIGINT was ignored at start (`ecrl ... &` in a script, many
+    CI runners), so that long commands stop cleanly: such runners send SIGINT first and then
+    SIGKILL. SIGHUP stays ignored, for nohup.
     """
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(verb: str, words: list[str], debug: bool) -> int:
-    """The verb is a function in the module of its name, imported on demand: `ecrl --help` starts fast, and `verify` does not import Hydra."""
+    """The verb is a function in the module of its name, imported on demand: `ecrl --help` starts
+    fast, and `verify` does not import Hydra.
+    """
     if verb == "completion":
         return _completion(words)
     if verb in ("train", "study", "audit"):
@@ -156,16 +191,24 @@ def _run(verb: str, words: list[str], debug: bool) -> int:
 
 def _completion(words: list[str]) -> int:
     if len(words) != 1 or words[0] not in COMPLETION:
-        raise ConfigError("completion", f"must be one of {', '.join(COMPLETION)}, got {shown(' '.join(words))}", "write `ecrl completion bash`")
+        raise ConfigError(
+            "completion",
+            f"must be one of {', '.join(COMPLETION)}, got {shown(' '.join(words))}",
+            "write `ecrl completion bash`",
+        )
     from ecrl_cli.config.conf_paths import conf_dir, groups, installed_dirs
     from ecrl_cli.config.keys import leaves
 
     joining = ("suite", "matrix")
     choices = [
-        f"{'+' if name in joining else ''}{name}={option}" for name, found in groups([conf_dir(), *installed_dirs()]).items() for option in found
+        f"{'+' if name in joining else ''}{name}={option}"
+        for name, found in groups([conf_dir(), *installed_dirs()]).items()
+        for option in found
     ]
     sys.stdout.write(
-        COMPLETION[words[0]].replace("{verbs}", " ".join(VERBS)).replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())]))
+        COMPLETION[words[0]]
+        .replace("{verbs}", " ".join(VERBS))
+        .replace("{keys}", " ".join([*choices, *(f"{key}=" for key in leaves())]))
     )
     return 0
 

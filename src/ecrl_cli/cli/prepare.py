@@ -37,10 +37,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What a command will run: the folder of the run or sweep; by run name, in order, each run's plan and what Hydra composed for it.
+    """What a command will run: the folder of the run or sweep; by run name, in order, each run's
+    plan and what Hydra composed for it.
 
-    `mixed`: by name, how an existing run differs (code, machine) from those started now. `launcher`: who runs the jobs. `master`: what Hydra composed
-    for the whole command, with the sweep's folder in it.
+    `mixed`: by name, how an existing run differs (code, machine) from those started now.
+    `launcher`: who runs the jobs. `master`: what Hydra composed for the whole command, with the
+    sweep's folder in it.
     """
 
     folder: Path
@@ -53,8 +55,8 @@ class TrainPlan:
 
 
 def prepare(arguments: Arguments, say: Say) -> TrainPlan:
-    """The plan that `arguments` ask for; its data is present, unless it is only shown. Raises EcrlError with nothing written (a data set may have
-    been downloaded).
+    """The plan that `arguments` ask for; its data is present, unless it is only shown. Raises
+    EcrlError with nothing written (a data set may have been downloaded).
     """
     launcher = arguments.launcher
     launcher.check_installed()
@@ -80,21 +82,31 @@ def prepare(arguments: Arguments, say: Say) -> TrainPlan:
 def _plan(grid: Grid) -> TrainPlan:
     cells: dict[str, ComposedRun] = {}
     identities: dict[str, str] = {}
-    for cell in grid.cells:  # runs that differ only in keys their variant ignores have the same id and are run once
+    # runs that differ only in keys their variant ignores have the same id and are run once
+    for cell in grid.cells:
         identity = run_id(cell.config)
         name = run_name(cell.config, identity)
         if cells.setdefault(name, cell) is not cell and cells[name].overrides == cell.overrides:
-            raise ConfigError("sweep", f"run {name} comes up twice", "look for a value that is listed twice")
+            raise ConfigError(
+                "sweep", f"run {name} comes up twice", "look for a value that is listed twice"
+            )
         identities[name] = identity
     configs = [cell.config for cell in cells.values()]
-    folder = command_folder(configs, list(identities.values()), swept=grid.swept, matrix=grid.matrix)
+    folder = command_folder(
+        configs, list(identities.values()), swept=grid.swept, matrix=grid.matrix
+    )
     grid.master.hydra.sweep.dir = str(folder / ".hydra")
-    runs = {name: plan_run(cell.config, folder / name if grid.swept else folder, identities[name]) for name, cell in cells.items()}
+    runs = {
+        name: plan_run(cell.config, folder / name if grid.swept else folder, identities[name])
+        for name, cell in cells.items()
+    }
     return TrainPlan(folder, grid.swept, runs, cells, master=grid.master)
 
 
 def _check_folders(plan: TrainPlan) -> None:
-    """Checks each run directory; where a lock file exists, takes and releases `run_lock` to see that no other process holds it."""
+    """Checks each run directory; where a lock file exists, takes and releases `run_lock` to see
+    that no other process holds it.
+    """
     sweep = SweepLayout(plan.folder)
     if plan.swept:
         claim_sweep(sweep)
@@ -111,19 +123,30 @@ def _check_folders(plan: TrainPlan) -> None:
 
 
 def _check_agreement(plan: TrainPlan, arguments: Arguments, say: Say) -> TrainPlan:
-    """RunDirectoryError where a sweep would mix runs of another code version or machine without --mix; for a single run it is only reported."""
-    mixed = disagreements({name: run.layout for name, run in plan.runs.items()}, code_alone=plan.launcher.on_slurm)
+    """RunDirectoryError where a sweep would mix runs of another code version or machine without
+    --mix; for a single run it is only reported.
+    """
+    mixed = disagreements(
+        {name: run.layout for name, run in plan.runs.items()}, code_alone=plan.launcher.on_slurm
+    )
     for name, text in mixed.items():
         if plan.swept and not arguments.mix:
-            fact = f"holds {plural(len(mixed), 'run')} that another code or machine began (first: {name}: {text})"
-            raise RunDirectoryError("run_dir", fact, "choose another run_dir, or add --mix to let them stand beside new ones")
+            fact = (
+                f"holds {plural(len(mixed), 'run')} that another code or machine began (first:"
+                f" {name}: {text})"
+            )
+            raise RunDirectoryError(
+                "run_dir",
+                fact,
+                "choose another run_dir, or add --mix to let them stand beside new ones",
+            )
         say(f"{name}: begun by another code or machine: {text}")
     return replace(plan, mixed={name: f"mixed: {text}" for name, text in mixed.items()})
 
 
 def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
-    """`plan` with the data sets present and the runs marked as checked; not marked where a download may have filled the disk, or where a run
-    directory has vanished and was not checked.
+    """`plan` with the data sets present and the runs marked as checked; not marked where a download
+    may have filled the disk, or where a run directory has vanished and was not checked.
     """
     checked: dict[DatasetConfig, bool] = {}
     for run in plan.runs.values():
@@ -133,46 +156,71 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
             checked[config.dataset] = not prepare_data(config.dataset, say)
         if config.evaluate.every and without_held_out(config.dataset):
             fact = f"{config.dataset.name} has no held-out data here: every sample is trained on"
-            raise ConfigError("evaluate.every", fact, "hold some out, for example a fifth: dataset.held_out=360")
+            raise ConfigError(
+                "evaluate.every", fact, "hold some out, for example a fifth: dataset.held_out=360"
+            )
         if size is not None and config.global_batch > size:
-            fact = f"{config.global_batch} is larger than the dataset ({size}): an epoch would have 0 steps"
-            raise ConfigError("global_batch", fact, f"use at most {size - size % common_multiple(config)}")
-    runs = {name: replace(run, checked=all(checked.values()) and not lost(run)) for name, run in plan.runs.items()}
+            fact = (
+                f"{config.global_batch} is larger than the dataset ({size}): an epoch would have 0"
+                " steps"
+            )
+            raise ConfigError(
+                "global_batch", fact, f"use at most {size - size % common_multiple(config)}"
+            )
+    runs = {
+        name: replace(run, checked=all(checked.values()) and not lost(run))
+        for name, run in plan.runs.items()
+    }
     return replace(plan, runs=runs)
 
 
 def estimate(plan: TrainPlan) -> str:
     """A line on the rough cost of `scale=paper`, printed before it starts."""
     configs = [run.config for run in plan.runs.values()]
-    on_cpu, on_gpu = (sum(seconds(config, gpu=kind) for config in configs) for kind in (False, True))
+    on_cpu, on_gpu = (
+        sum(seconds(config, gpu=kind) for config in configs) for kind in (False, True)
+    )
     cpu, gpu = human_seconds(on_cpu * slowed_by_others()), human_seconds(on_gpu)
     steps = sum(config.target_steps for config in configs)
     what = f"{plural(steps, 'step')} in {plural(len(configs), 'run')}"
-    return f"scale=paper: {what}, roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes seconds"
+    return (
+        f"scale=paper: {what}, roughly {cpu} on this CPU or {gpu} on a GPU; scale=smoke takes"
+        " seconds"
+    )
 
 
 def expected_seconds(plan: TrainPlan) -> float:
-    """Expected seconds for the rest of `plan` on this machine if it is idle; runs that have a metrics.json are done."""
+    """Expected seconds for the rest of `plan` on this machine if it is idle; runs that have a
+    metrics.json are done.
+    """
     runs = (*plan.runs.values(), *references(plan.runs.values()))
-    return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(plan.launcher.runs_at_once, len(runs))
+    return sum(run.estimate_s for run in runs if not run.layout.metrics.exists()) / min(
+        plan.launcher.runs_at_once, len(runs)
+    )
 
 
 @cache
 def slowed_by_others() -> float:
-    """How many times as long a run takes beside what else this machine does just now: twice, if all its processors are at work."""
+    """How many times as long a run takes beside what else this machine does just now: twice, if all
+    its processors are at work.
+    """
     import psutil
 
     return 1 + psutil.cpu_percent(interval=0.1) / 100
 
 
 def probe(configs: Iterable[RunConfig]) -> None:
-    """ConfigError for the first of `configs` whose data set, model and task do not fit together, which a process with torch tries. What comes with
-    ECRL and classifies is known to fit.
+    """ConfigError for the first of `configs` whose data set, model and task do not fit together,
+    which a process with torch tries. What comes with ECRL and classifies is known to fit.
     """
     tried = set()
     for config in configs:
         parts = (config.dataset, config.model, config.task, config.precision, config.evaluate)
-        known = config.dataset.name in DATASETS and config.model.name in MODELS and config.task.name == CLASSIFICATION.name
+        known = (
+            config.dataset.name in DATASETS
+            and config.model.name in MODELS
+            and config.task.name == CLASSIFICATION.name
+        )
         if not known and parts not in tried:
             tried.add(parts)
             _probe(config)
@@ -180,16 +228,31 @@ def probe(configs: Iterable[RunConfig]) -> None:
 
 def _probe(config: RunConfig) -> None:
     what = f"dataset={config.dataset.name} model={config.model.name} task={config.task.name}"
-    command, limit = [sys.executable, "-m", "ecrl_cli.training.probe"], config.supervision.start_timeout_s
+    command, limit = (
+        [
+            sys.executable,
+            "-m",
+            "ecrl_cli.training.probe",
+        ],
+        config.supervision.start_timeout_s,
+    )
     given = json.dumps(encode(config))
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=limit, check=False)
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=limit, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError("dataset", f"{what}: two samples took more than {limit:.0f} s", "raise supervision.start_timeout_s") from error
+        raise ConfigError(
+            "dataset",
+            f"{what}: two samples took more than {limit:.0f} s",
+            "raise supervision.start_timeout_s",
+        ) from error
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError) as error:
         last = visible((done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1])
-        raise ConfigError("dataset", f"{what}: trying two samples ended with {last}", "mend its package") from error
+        raise ConfigError(
+            "dataset", f"{what}: trying two samples ended with {last}", "mend its package"
+        ) from error
     if answer:
         raise ConfigError(answer["key"], answer["fact"], answer["remedy"])

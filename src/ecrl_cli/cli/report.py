@@ -1,4 +1,5 @@
-"""`ecrl report`: a page, tables and figures of runs and studies, or of builds over time, and the main tables on standard output.
+"""`ecrl report`: a page, tables and figures of runs and studies, or of builds over time, and the
+main tables on standard output.
 
 What has no verdict is verified first.
 """
@@ -33,13 +34,19 @@ from ecrl_cli.verify.reference import References
 
 
 def report(argv: Sequence[str]) -> int:
-    """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a gate failed; 3: a verdict or result is missing."""
+    """Writes the report beside its inputs (or to --out) and prints the page's path. Exit code 1: a
+    gate failed; 3: a verdict or result is missing.
+    """
     began, flags = monotonic(), parser().parse_args(list(argv))
     restrict(private=False)
     check_report(flags.junit)
     other = checked(flags.against) if flags.against else None
     if flags.history and other:
-        raise ConfigError("--against", "holds two sweeps against each other; --history all builds over time", "leave one of them out")
+        raise ConfigError(
+            "--against",
+            "holds two sweeps against each other; --history all builds over time",
+            "leave one of them out",
+        )
     given, audits = set_apart([checked(folder) for folder in flags.folders], studies=False)
     answers = {folder: judged(folder) for folder in audits}
     if answers and not given:
@@ -48,16 +55,26 @@ def report(argv: Sequence[str]) -> int:
     if flags.history:
         history_folder(folders, flags.out)  # refused before anything is verified
     judging = Judging(flags.judge, verify_all if flags.verify else None)
-    made = history_report(folders, flags.out, judging) if flags.history else build_report(folders, flags.out, other, judging, every_run=flags.runs)
+    made = (
+        history_report(folders, flags.out, judging)
+        if flags.history
+        else build_report(folders, flags.out, other, judging, every_run=flags.runs)
+    )
     for note in made.notes:
         sys.stderr.write(f"ecrl: {printable(note)}\n")
     page = str(made.page)
     written = made.page.with_name("history.json" if flags.history else "report.json")
-    document = json.loads(written.read_text(encoding="utf-8")) if flags.junit or flags.github or flags.json else {}
+    document = (
+        json.loads(written.read_text(encoding="utf-8"))
+        if flags.junit or flags.github or flags.json
+        else {}
+    )
     if flags.junit or flags.github:
         cases = history_cases(document) if flags.history else gate_cases(document)
         verdict = {0: "valid", 3: "unknown"}.get(made.exit_code, "invalid")
-        suite = Suite("ecrl report", verdict, str(document.get("headline", "")), monotonic() - began)
+        suite = Suite(
+            "ecrl report", verdict, str(document.get("headline", "")), monotonic() - began
+        )
         tell(
             suite,
             [*cases, *_cases_of(answers)],
@@ -66,7 +83,17 @@ def report(argv: Sequence[str]) -> int:
         )
     if flags.json:
         sys.stdout.write(
-            json.dumps({"page": page, "exit_code": made.exit_code, "text": made.text, **document, **_audits_of(answers)}, indent=2) + "\n"
+            json.dumps(
+                {
+                    "page": page,
+                    "exit_code": made.exit_code,
+                    "text": made.text,
+                    **document,
+                    **_audits_of(answers),
+                },
+                indent=2,
+            )
+            + "\n"
         )
     else:
         out(made.text.rstrip() + ("" if page in made.text else f"\n{page}"))
@@ -75,14 +102,21 @@ def report(argv: Sequence[str]) -> int:
     return _worst([made.exit_code, *(answer.exit_code for answer in answers.values())])
 
 
-def _audits_alone(answers: dict[Path, VerifyOutput], flags: argparse.Namespace, seconds: float) -> int:
+def _audits_alone(
+    answers: dict[Path, VerifyOutput], flags: argparse.Namespace, seconds: float
+) -> int:
     """Where only audits were named: each has its own page, which was written anew."""
     code = _worst([answer.exit_code for answer in answers.values()])
     if flags.junit or flags.github:
         suite = Suite("ecrl report", {0: "valid", 3: "unknown"}.get(code, "invalid"), "", seconds)
         tell(suite, _cases_of(answers), flags.junit, annotate=flags.github)
     if flags.json:
-        sys.stdout.write(json.dumps({str(folder): answer.document for folder, answer in answers.items()}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps(
+                {str(folder): answer.document for folder, answer in answers.items()}, indent=2
+            )
+            + "\n"
+        )
     else:
         for answer in answers.values():
             out(answer.text)
@@ -94,56 +128,110 @@ def _worst(codes: list[int]) -> int:
 
 
 def _cases_of(answers: dict[Path, VerifyOutput]) -> list[Case]:
-    return [case for folder, answer in answers.items() for case in promise_cases(str(folder), answer.document)]
+    return [
+        case
+        for folder, answer in answers.items()
+        for case in promise_cases(str(folder), answer.document)
+    ]
 
 
 def _audits_of(answers: dict[Path, VerifyOutput]) -> dict[str, Any]:
-    return {"audits": {str(folder): answer.document for folder, answer in answers.items()}} if answers else {}
+    return (
+        {"audits": {str(folder): answer.document for folder, answer in answers.items()}}
+        if answers
+        else {}
+    )
 
 
 def gate_cases(document: dict[str, Any]) -> list[Case]:
-    """report.json's gates of each suite and of each study, what a study skipped, and the verdict of each run; of the other side too."""
+    """report.json's gates of each suite and of each study, what a study skipped, and the verdict of
+    each run; of the other side too.
+    """
     states = {"valid": PASSED, "invalid": FAILED}
-    suites = [case for suite, gates in document["gates"].items() for case in _of_gates(suite, gates)]
+    suites = [
+        case for suite, gates in document["gates"].items() for case in _of_gates(suite, gates)
+    ]
     studies = [case for study in document.get("studies", ()) for case in study_cases(study)]
     verdicts = [(row["run"], str(row["verdict"])) for row in document["runs"]]
     if against := document.get("against"):
-        suites += [case for suite, gates in against["their_gates"].items() for case in _of_gates(f"{against['theirs']}: {suite}", gates)]
-        verdicts += [(f"{against['theirs']}: {run}", verdict) for run, verdict in against["their_verdicts"].items()]
-    return suites + studies + [Case(run, "verdict", states.get(verdict, SKIPPED), verdict) for run, verdict in verdicts]
+        suites += [
+            case
+            for suite, gates in against["their_gates"].items()
+            for case in _of_gates(f"{against['theirs']}: {suite}", gates)
+        ]
+        verdicts += [
+            (f"{against['theirs']}: {run}", verdict)
+            for run, verdict in against["their_verdicts"].items()
+        ]
+    return (
+        suites
+        + studies
+        + [Case(run, "verdict", states.get(verdict, SKIPPED), verdict) for run, verdict in verdicts]
+    )
 
 
 def study_cases(study: dict[str, Any]) -> list[Case]:
     """That a study of report.json is not finished, its gates, and what it skipped."""
     name = study["folder"]
-    unfinished = [] if study.get("complete") else [Case(name, "finished", FAILED, study["headline"])]
-    skipped = [Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}") for each in study.get("skips", ())]
+    unfinished = (
+        [] if study.get("complete") else [Case(name, "finished", FAILED, study["headline"])]
+    )
+    skipped = [
+        Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}")
+        for each in study.get("skips", ())
+    ]
     return unfinished + _of_gates(name, study.get("gates", ())) + skipped
 
 
 def _of_gates(name: str, gates: Iterable[dict[str, Any]]) -> list[Case]:
-    return [Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"]) for each in gates]
+    return [
+        Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"])
+        for each in gates
+    ]
 
 
 def history_cases(document: dict[str, Any]) -> list[Case]:
-    """A case for each arm that the newest build of history.json has, and for each of its quality gates."""
+    """A case for each arm that the newest build of history.json has, and for each of its quality
+    gates.
+    """
     newest = document["builds"][-1]["build"]
     states = {"valid": PASSED, "invalid": FAILED, "not finished": FAILED}
     arms = [row for row in document["arms"] if row["build"] == newest]
     gates = [case for suite, found in document["gates"].items() for case in _of_gates(suite, found)]
-    return [Case(row["suite"], row["arm"], states.get(row["verdict"], SKIPPED), row["why"] or row["verdict"]) for row in arms] + gates
+    return [
+        Case(
+            row["suite"],
+            row["arm"],
+            states.get(row["verdict"], SKIPPED),
+            row["why"] or row["verdict"],
+        )
+        for row in arms
+    ] + gates
 
 
 def verify_all(due: list[Path]) -> None:
-    """Verifies the runs, as `ecrl verify` does, and says so. A run that cannot be judged is named; the report shows it as not verified."""
+    """Verifies the runs, as `ecrl verify` does, and says so. A run that cannot be judged is named;
+    the report shows it as not verified.
+    """
     fixed = [run for run in due if not os.access(run, os.W_OK)]
     for run in fixed:
-        say(f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges without storing anything")
+        say(
+            f"ecrl: {run}: cannot be written, so it is not verified; ecrl report --judge judges"
+            " without storing anything"
+        )
     due = [run for run in due if run not in fixed]
     if not due:
         return
-    say(f"verifying {plural(len(due), 'run')} without a verdict that holds (--no-verify leaves that out)")
-    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True, disable=not sys.stderr.isatty()) as bar:
+    say(
+        f"verifying {plural(len(due), 'run')} without a verdict that holds (--no-verify leaves that"
+        " out)"
+    )
+    with Progress(
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
         task = bar.add_task("verifying", total=len(due))
 
         def judged(answer: tuple[str, str]) -> None:

@@ -1,6 +1,8 @@
-"""A run as a job of its own on a machine that the launcher gives it: the pickled task, and the outcome file that it leaves.
+"""A run as a job of its own on a machine that the launcher gives it: the pickled task, and the
+outcome file that it leaves.
 
-Each job writes the outcome of its own run only; the submitting process builds the manifest from these files.
+Each job writes the outcome of its own run only; the submitting process builds the manifest from
+these files.
 """
 
 from __future__ import annotations
@@ -36,19 +38,26 @@ AT_WORK = RunResult(RunHeld.exit_code, "running", "its job is at work")
 
 @dataclass(frozen=True)
 class Job:
-    """The task function of the jobs. `configs`: by run directory, the configurations as checked at submission; these are what is run."""
+    """The task function of the jobs. `configs`: by run directory, the configurations as checked at
+    submission; these are what is run.
+    """
 
     configs: Mapping[str, RunConfig]
 
     def __call__(self, composed: Any) -> RunResult:
-        """Runs the configuration that `composed` belongs to. Does not return where the job is requeued."""
-        folder = HydraConfig.get().sweep.subdir  # as submitted, before any normalization of the path
+        """Runs the configuration that `composed` belongs to. Does not return where the job is
+        requeued.
+        """
+        # as submitted, before any normalization of the path
+        folder = HydraConfig.get().sweep.subdir
         restrict(private=self.configs[folder].private)
         return attend(RunLayout(Path(folder)), self.configs[folder])
 
 
 def attend(layout: RunLayout, config: RunConfig) -> RunResult:
-    """Runs one run and stores its outcome. A run held by another job is left alone, and so is its outcome."""
+    """Runs one run and stores its outcome. A run held by another job is left alone, and so is its
+    outcome.
+    """
     try:
         with run_lock(layout):
             record(layout, AT_WORK)
@@ -58,9 +67,11 @@ def attend(layout: RunLayout, config: RunConfig) -> RunResult:
         result = _run(layout, config)
         record(layout, result)
         if result.reason.startswith(f"E-{REQUEUED} ") or (result.exit_code and requeued()):
-            sys.exit(result.exit_code)  # a return value would end the job for those who wait for it, and it has been requeued
+            # a return value would end the job for those who wait for it, and it has been requeued
+            sys.exit(result.exit_code)
     if preempted.by and result.exit_code:
-        signal.raise_signal(preempted.by)  # the run has stopped: now submitit may checkpoint the job and requeue it
+        # the run has stopped: now submitit may checkpoint the job and requeue it
+        signal.raise_signal(preempted.by)
     return result
 
 
@@ -87,12 +98,18 @@ class PreemptionRequest:
 
 @contextmanager
 def preemption() -> Iterator[PreemptionRequest]:
-    """While entered, submitit's preemption signal (timeout, or another job has priority) stops the run gracefully."""
-    request, number = PreemptionRequest(), getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}")
+    """While entered, submitit's preemption signal (timeout, or another job has priority) stops the
+    run gracefully.
+    """
+    request, number = (
+        PreemptionRequest(),
+        getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"),
+    )
 
     def stop(received: int, frame: FrameType | None) -> None:
         request.by = received
-        signal.raise_signal(signal.SIGTERM)  # handled by the supervisor; where none runs yet, submitit's handler ignores it
+        # handled by the supervisor; where none runs yet, submitit's handler ignores it
+        signal.raise_signal(signal.SIGTERM)
 
     before = signal.signal(number, stop)
     try:
@@ -108,7 +125,9 @@ def record(layout: RunLayout, result: RunResult) -> None:
 
 
 def recorded(layout: RunLayout) -> RunResult | None:
-    """The stored outcome of the run's job; None where it has not begun or the file cannot be read."""
+    """The stored outcome of the run's job; None where it has not begun or the file cannot be
+    read.
+    """
     try:
         return decode(RunResult, read_json(layout.outcome))
     except (OSError, EcrlError, KeyError, TypeError):

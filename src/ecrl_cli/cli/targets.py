@@ -1,4 +1,6 @@
-"""Resolves the folders given on a command line: a sweep folder stands for all its runs, a checkpoint for itself."""
+"""Resolves the folders given on a command line: a sweep folder stands for all its runs, a
+checkpoint for itself.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,14 @@ def checkpoints_of(run: Path) -> Checkpoints | None:
 
 
 def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Checkpoints]]:
-    """The runs and the checkpoints that `paths` name, without duplicates, in order. RunDirectoryError for a path that is neither."""
+    """The runs and the checkpoints that `paths` name, without duplicates, in order.
+    RunDirectoryError for a path that is neither.
+    """
     runs: list[Path] = []
     folders: dict[Path, Checkpoints] = {}
     for path in paths:
-        place = path.absolute()  # `.` has a name then; a symlink with a checkpoint's name is not followed
+        # `.` has a name then; a symlink with a checkpoint's name is not followed
+        place = path.absolute()
         if STEP_NAME.match(place.name) and os.path.lexists(place) and not _is_run(place):
             known = folders.get(place.parent)
             names = (*(known.names or ()), place.name) if known else (place.name,)
@@ -49,7 +54,11 @@ def sorted_out(paths: Sequence[Path]) -> tuple[list[Path], list[Checkpoints]]:
 def checked(folder: Path) -> Path:
     """`folder`; RunDirectoryError where it is not a directory."""
     if not folder.is_dir():
-        fact = "is a file, need a run directory or a sweep folder" if folder.exists() else "does not exist"
+        fact = (
+            "is a file, need a run directory or a sweep folder"
+            if folder.exists()
+            else "does not exist"
+        )
         raise RunDirectoryError(shown(str(folder)), fact, "name a folder under outputs/")
     return folder
 
@@ -58,13 +67,23 @@ def _runs_of(folder: Path) -> list[Path]:
     if _is_run(folder):
         return [folder]
     # A dangling link, for example to a run in memory before a reboot, is reported, not skipped.
-    runs = [item for item in sorted(folder.iterdir()) if (item.is_dir() and _is_run(item)) or (item.is_symlink() and not item.exists())]
+    runs = [
+        item
+        for item in sorted(folder.iterdir())
+        if (item.is_dir() and _is_run(item)) or (item.is_symlink() and not item.exists())
+    ]
     if not runs:
-        raise RunDirectoryError(shown(str(folder)), "is no run directory (no config.json) and holds none", "name a folder that `ecrl train` made")
+        raise RunDirectoryError(
+            shown(str(folder)),
+            "is no run directory (no config.json) and holds none",
+            "name a folder that `ecrl train` made",
+        )
     return runs
 
 
 def _is_run(folder: Path) -> bool:
     """A run that lost its config.json still counts as a run: its verdict is unknown."""
     layout = RunLayout(folder)
-    return any(path.exists() for path in (layout.config, layout.supervisor, layout.logs, layout.metrics))
+    return any(
+        path.exists() for path in (layout.config, layout.supervisor, layout.logs, layout.metrics)
+    )

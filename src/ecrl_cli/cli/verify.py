@@ -1,4 +1,6 @@
-"""`ecrl verify`: judges each run, stores the verdict beside its records, has the named checkpoints scrubbed, and exits with the worst code."""
+"""`ecrl verify`: judges each run, stores the verdict beside its records, has the named checkpoints
+scrubbed, and exits with the worst code.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from ecrl_cli.cli.scrub import VerifyOutput, integrity_config, scrubbed, unreada
 from ecrl_cli.cli.targets import Checkpoints, checked, checkpoints_of, sorted_out
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.machine import check_torch
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, RunDirectoryError, first_line, visible
+from ecrl_cli.errors import (
+    ConfigError,
+    EcrlError,
+    EvidenceMissing,
+    RunDirectoryError,
+    first_line,
+    visible,
+)
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.divergence import divergence_document
@@ -47,8 +56,9 @@ WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
 def verify(argv: Sequence[str]) -> int:
-    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a run or a checkpoint is invalid, 2 a run's records
-    cannot be read, 3 evidence is missing for one; 5 where a folder could not be read or a repaired copy not be written.
+    """0 if everything is valid; else the worst: 4 a folder has checkpoints and none is valid, 1 a
+    run or a checkpoint is invalid, 2 a run's records cannot be read, 3 evidence is missing for one;
+    5 where a folder could not be read or a repaired copy not be written.
     """
     began, flags = monotonic(), parser().parse_args(list(argv))
     restrict(private=False)
@@ -59,8 +69,16 @@ def verify(argv: Sequence[str]) -> int:
     key = read_key(str(flags.seal_key), "--seal-key") if flags.seal_key else b""
     given, apart = set_apart(flags.folders, studies=True)
     runs, folders = sorted_out(given) if given else ([], [])
-    if flags.seal_key and (theirs := next((run for run in runs if in_run(RunLayout(named(run)), str(flags.seal_key))), None)):
-        raise ConfigError("--seal-key", f"lies in {theirs}, which it is to vouch for", "name a key that was never in the hands of the sender")
+    if flags.seal_key and (
+        theirs := next(
+            (run for run in runs if in_run(RunLayout(named(run)), str(flags.seal_key))), None
+        )
+    ):
+        raise ConfigError(
+            "--seal-key",
+            f"lies in {theirs}, which it is to vouch for",
+            "name a key that was never in the hands of the sender",
+        )
     if flags.scrub:
         folders += [found for run in runs if (found := checkpoints_of(run)) is not None]
     _check_flags(flags, folders)
@@ -68,21 +86,40 @@ def verify(argv: Sequence[str]) -> int:
     known = References(key)
     if flags.with_reference and (stopped := train_references(runs, known)):
         return stopped
-    answers = dict(zip(map(str, runs), side_by_side(partial(judge, reference=reference, known=known), runs, known), strict=True))
+    answers = dict(
+        zip(
+            map(str, runs),
+            side_by_side(partial(judge, reference=reference, known=known), runs, known),
+            strict=True,
+        )
+    )
     answers |= {str(folder): judged(folder) for folder in apart}
     for run in runs if flags.track else ():
         with suppress(EcrlError, OSError):  # the verdict says what is wrong with it
             tell(read_run_config(RunLayout(run)).config, RunLayout(named(run)), say)
     for folder in folders:
-        config = ScrubConfig(flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes))
+        config = ScrubConfig(
+            flags.sample, flags.deep, integrity_config(folder.folder.resolve(), flags.max_bytes)
+        )
         answers[folder.label] = scrubbed(folder, config, flags.repair)
-    cases = [case for name, answer in answers.items() for case in promise_cases(name, answer.document)]
-    tell_ci(Suite("ecrl verify", _together(answers.values()), seconds=monotonic() - began), cases, flags.junit, annotate=flags.github)
+    cases = [
+        case for name, answer in answers.items() for case in promise_cases(name, answer.document)
+    ]
+    tell_ci(
+        Suite("ecrl verify", _together(answers.values()), seconds=monotonic() - began),
+        cases,
+        flags.junit,
+        annotate=flags.github,
+    )
     if flags.json:
-        sys.stdout.write(json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({name: answer.document for name, answer in answers.items()}, indent=2) + "\n"
+        )
     for answer in answers.values():
         _say(answer, flags.json)
-    return next(code for code in WORST_FIRST if code in {answer.exit_code for answer in answers.values()})
+    return next(
+        code for code in WORST_FIRST if code in {answer.exit_code for answer in answers.values()}
+    )
 
 
 def parser() -> Parser:
@@ -107,25 +144,55 @@ def parser() -> Parser:
 
 def _refuse_beside_manifest(flags: argparse.Namespace) -> None:
     """ConfigError for a flag that is of runs or of ECRL's checkpoints."""
-    others = ("reference", "with_reference", "seal_key", "junit", "github", "track", "scrub", "deep", "sample", "repair")
+    others = (
+        "reference",
+        "with_reference",
+        "seal_key",
+        "junit",
+        "github",
+        "track",
+        "scrub",
+        "deep",
+        "sample",
+        "repair",
+    )
     if named := [name for name in others if getattr(flags, name)]:
-        fact = f"--manifest is for folders of files that ECRL did not write, --{named[0].replace('_', '-')} is not"
+        fact = (
+            "--manifest is for folders of files that ECRL did not write,"
+            f" --{named[0].replace('_', '-')} is not"
+        )
         raise ConfigError("arguments", fact, "leave one of them out")
     if flags.max_bytes < 0:
-        raise ConfigError("--max-bytes", "must not be negative", "leave it out to look at everything")
+        raise ConfigError(
+            "--max-bytes", "must not be negative", "leave it out to look at everything"
+        )
 
 
 def promise_cases(name: str, document: dict[str, Any]) -> list[Case]:
-    """A case for each promise of a run; one for a folder of checkpoints, or for what could not be read."""
+    """A case for each promise of a run; one for a folder of checkpoints, or for what could not be
+    read.
+    """
     run = Path(name).name or name
-    states = {"valid": PASSED, "invalid": FAILED, "no valid checkpoint": FAILED, "kept": PASSED, "broken": FAILED}
+    states = {
+        "valid": PASSED,
+        "invalid": FAILED,
+        "no valid checkpoint": FAILED,
+        "kept": PASSED,
+        "broken": FAILED,
+    }
     if "findings" not in document:
         state = states.get(document["status"], SKIPPED)
         return [Case(run, "verify", state, document.get("error", "") or str(document["status"]))]
     found = [(each["promise"], each["status"], each["message"]) for each in document["findings"]]
     evidence = [tuple(map(str, each.get("evidence") or ())) for each in document["findings"]]
     return [
-        Case(run, promise, states.get(status, SKIPPED), text if status in states else f"{status}: {text}", why)
+        Case(
+            run,
+            promise,
+            states.get(status, SKIPPED),
+            text if status in states else f"{status}: {text}",
+            why,
+        )
         for (promise, status, text), why in zip(found, evidence, strict=True)
     ]
 
@@ -139,26 +206,49 @@ def _together(answers: Iterable[VerifyOutput]) -> str:
 
 def _check_flags(flags: argparse.Namespace, folders: list[Checkpoints]) -> None:
     if flags.reference and flags.with_reference:
-        raise ConfigError("--with-reference", "a reference is named already", "leave --reference or --with-reference out")
+        raise ConfigError(
+            "--with-reference",
+            "a reference is named already",
+            "leave --reference or --with-reference out",
+        )
     for name in ("sample", "max_bytes"):
         if getattr(flags, name) < 0:
-            raise ConfigError(f"--{name.replace('_', '-')}", "must not be negative", "leave it out to look at everything")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}",
+                "must not be negative",
+                "leave it out to look at everything",
+            )
     if not folders and (flags.deep or flags.sample or flags.repair or flags.max_bytes):
         fact = "--deep, --sample, --max-bytes and --repair are for checkpoints"
         raise ConfigError("arguments", fact, "name a folder of checkpoints, or add --scrub")
     for each in folders:
         if next(each.folder.glob(f"step_*/{STEP_METADATA}"), None):
             fact = "holds steps that another checkpointer wrote: only that can read them"
-            raise ConfigError(each.label, fact, "name the run without --scrub: it is judged by what its ranks recorded")
+            raise ConfigError(
+                each.label,
+                fact,
+                "name the run without --scrub: it is judged by what its ranks recorded",
+            )
     if flags.repair and len(folders) != 1:
-        raise ConfigError("--repair", f"takes the checkpoints of one folder, got {len(folders)}", "name one folder of checkpoints")
+        raise ConfigError(
+            "--repair",
+            f"takes the checkpoints of one folder, got {len(folders)}",
+            "name one folder of checkpoints",
+        )
     if flags.repair:
         check_folder(flags.repair, folders[0].folder)
 
 
-def side_by_side(judged: Callable[[Path], T], runs: Sequence[Path], known: References, done: Callable[[T], object] = lambda answer: None) -> list[T]:
-    """`judged` of each run, in order, in several processes. Runs that are each other's references go to one of them, which then checks each once;
-    not where there are so few that another process would wait."""
+def side_by_side(
+    judged: Callable[[Path], T],
+    runs: Sequence[Path],
+    known: References,
+    done: Callable[[T], object] = lambda answer: None,
+) -> list[T]:
+    """`judged` of each run, in order, in several processes. Runs that are each other's references
+    go to one of them, which then checks each once; not where there are so few that another process
+    would wait.
+    """
     groups = defaultdict[object, list[int]](list)
     for place, run in enumerate(runs):
         stored = known.stored(RunLayout(named(run)))
@@ -175,19 +265,25 @@ def side_by_side(judged: Callable[[Path], T], runs: Sequence[Path], known: Refer
             done(answer)
 
     collecting = gc.isenabled()
-    gc.disable()  # records are many objects without cycles: looking for cycles among them is an eighth of the time
+    # records are many objects without cycles: looking for cycles among them is an eighth of the
+    # time
+    gc.disable()
     try:
         found = parallel_map(answers_of, together, done=tell)
     finally:
         if collecting:
             gc.enable()
-    answers = {place: answer for places, told in zip(together, found, strict=True) for place, answer in zip(places, told, strict=True)}
+    answers = {
+        place: answer
+        for places, told in zip(together, found, strict=True)
+        for place, answer in zip(places, told, strict=True)
+    }
     return [answers[place] for place in range(len(runs))]
 
 
 def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
-    """Judges one run and stores verdict.json and divergence.json beside its records, unless they are still being written; `document` has `error`
-    where the run cannot be judged.
+    """Judges one run and stores verdict.json and divergence.json beside its records, unless they
+    are still being written; `document` has `error` where the run cannot be judged.
     RunDirectoryError where `reference` cannot be used.
     """
     try:
@@ -197,14 +293,26 @@ def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
     except EcrlError as error:  # this run cannot be judged; the others can
         return unreadable(str(run), error)
     except OSError as error:
-        return unreadable(str(run), EvidenceMissing("records", f"cannot be read ({error.strerror})", "restore the run directory"))
+        return unreadable(
+            str(run),
+            EvidenceMissing(
+                "records", f"cannot be read ({error.strerror})", "restore the run directory"
+            ),
+        )
     except Exception as error:
         return unreadable(
-            str(run), EvidenceMissing("records", f"cannot be judged ({first_line(error, 200)})", "restore the run directory, or report this")
+            str(run),
+            EvidenceMissing(
+                "records",
+                f"cannot be judged ({first_line(error, 200)})",
+                "restore the run directory, or report this",
+            ),
         )
     document = verdict.to_json()
     name = document.get("reference", "")  # of the run that it was judged against
-    against = RunLayout(named(reference) if reference else named(run).parent / name) if name else None
+    against = (
+        RunLayout(named(reference) if reference else named(run).parent / name) if name else None
+    )
     text = render(verdict).rstrip()
     if verdict.judged_to_step is None and not held(RunLayout(named(run))):
         _keep(run, document, against, _apart(run, against, known))
@@ -219,13 +327,18 @@ def _apart(run: Path, reference: RunLayout | None, known: References) -> dict[st
         return None
     try:
         return divergence_document(known.records(RunLayout(named(run))), known.records(reference))
-    except Exception as error:  # the verdict stands without the distances: file damage is reported by the verdict
+    except Exception as error:
+        # the verdict stands without the distances: file damage is reported by the verdict
         say(f"ecrl: {visible(run)}: no divergence ({visible(error)})")
         return None
 
 
-def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None) -> None:
-    """Stores the verdict and its distances. The distances of an earlier verdict go with it: they say nothing about this one."""
+def _keep(
+    run: Path, document: dict[str, Any], reference: RunLayout | None, apart: dict[str, Any] | None
+) -> None:
+    """Stores the verdict and its distances. The distances of an earlier verdict go with it: they
+    say nothing about this one.
+    """
     layout = RunLayout(named(run))
     try:
         write_json(layout.verdict, verdict_file(layout, document, reference, apart))
@@ -233,7 +346,8 @@ def _keep(run: Path, document: dict[str, Any], reference: RunLayout | None, apar
             write_json(layout.divergence, apart)
         else:
             layout.divergence.unlink(missing_ok=True)
-    except OSError as error:  # an archived copy may be read-only: the verdict is printed all the same
+    except OSError as error:
+        # an archived copy may be read-only: the verdict is printed all the same
         say(f"ecrl: {visible(run)}: the verdict is not stored ({error.strerror})")
 
 
@@ -245,11 +359,13 @@ def _say(answer: VerifyOutput, as_json: bool) -> None:
 
 
 def train_references(runs: Sequence[Path], known: References) -> int:
-    """Trains one reference for all of `runs` that share it, where none exists: returns 0, or the exit code where that was stopped by a signal.
+    """Trains one reference for all of `runs` that share it, where none exists: returns 0, or the
+    exit code where that was stopped by a signal.
 
     Errors are printed; the run is then judged as it is.
     """
-    # Imported here: the supervising side takes half a second to load, which a verdict from records alone does not need.
+    # Imported here: the supervising side takes half a second to load, which a verdict from records
+    # alone does not need.
     from ecrl_cli.runs.reference_training import announcement, required
     from ecrl_cli.runs.run import RunContext, run
     from ecrl_cli.supervision.launch.launcher import LauncherCache
@@ -262,7 +378,10 @@ def train_references(runs: Sequence[Path], known: References) -> int:
                 if not isinstance(due, str):
                     check_torch()
             except (EcrlError, OSError) as error:
-                say(f"{folder}: no reference is trained ({error.line() if isinstance(error, EcrlError) else error.strerror})")
+                say(
+                    f"{folder}: no reference is trained"
+                    f" ({error.line() if isinstance(error, EcrlError) else error.strerror})"
+                )
                 continue
             if isinstance(due, str):
                 say(f"{folder}: {due}")

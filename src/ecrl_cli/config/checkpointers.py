@@ -14,14 +14,18 @@ from ecrl_cli.linux.prerequisites import lacking
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointerKind:
-    """`name`: what its users call it. `implementation`: "module:class" of a `Checkpointer` (checkpoint/checkpointers/checkpointer.py), made without
-    arguments.
+    """`name`: what its users call it. `implementation`: "module:class" of a `Checkpointer`
+    (checkpoint/checkpointers/checkpointer.py), made without arguments.
 
-    In the folder of a step lie ECRL's metadata (`checkpoint/store/step_metadata.py`) and `state`, the file or folder that the checkpointer writes;
+    In the folder of a step lie ECRL's metadata (`checkpoint/store/step_metadata.py`) and `state`,
+    the file or folder that the checkpointer writes;
     `committed`: what of it appears last, so that all of it has been written once it is there.
-    `every_rank`: all ranks save, each its share; otherwise rank 0 alone. `background`: it returns before all is written.
-    `durable`: what it has acknowledged survives a power loss, as its own code has it: files and all names above them are synced.
-    `modules`: what must be installed beside torch. `loader`, `subject`: what the studies `corruption` and `power-loss` call it.
+    `every_rank`: all ranks save, each its share; otherwise rank 0 alone. `background`: it returns
+    before all is written.
+    `durable`: what it has acknowledged survives a power loss, as its own code has it: files and all
+    names above them are synced.
+    `modules`: what must be installed beside torch. `loader`, `subject`: what the studies
+    `corruption` and `power-loss` call it.
     """
 
     name: str

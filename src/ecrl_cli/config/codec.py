@@ -1,4 +1,6 @@
-"""Dataclasses to JSON values and back, strictly: an unknown or missing key, a value of another type, or a number out of range, is an error."""
+"""Dataclasses to JSON values and back, strictly: an unknown or missing key, a value of another
+type, or a number out of range, is an error.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,24 @@ def encode(value: Any) -> Any:
 @cache
 def _names(kind: type) -> tuple[str, ...] | None:
     """The field names of a dataclass; None for any other type."""
-    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    return (
+        tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    )
 
 
 def decode(kind: type[T], value: Any) -> T:
-    """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key. See `config.limits` for the range of numbers."""
+    """`value` (from JSON) as a `kind`. Raises TypeError or KeyError, naming the key. See
+    `config.limits` for the range of numbers.
+    """
     decoded: T = _decoder(kind)(value, kind.__name__)  # type: ignore[arg-type]  # a type is hashable
     return decoded
 
 
 @cache
 def hints_of(kind: Any) -> dict[str, Any]:
-    """By field of a dataclass, its type. Kept: resolving the annotations of a configuration costs more than reading it."""
+    """By field of a dataclass, its type. Kept: resolving the annotations of a configuration costs
+    more than reading it.
+    """
     return typing.get_type_hints(kind)
 
 
@@ -61,7 +69,9 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """What decodes a `kind`. Made once for each type: a long run has hundreds of thousands of lines."""
+    """What decodes a `kind`. Made once for each type: a long run has hundreds of thousands of
+    lines.
+    """
     if dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -83,7 +93,11 @@ def _tuple_decoder(kind: Any) -> Decoder:
 
     def decoded(value: Any, where: str) -> Any:
         items = _expect(list, value, where)
-        return tuple(items) if _all_plain(kind, items) else tuple([item_of(item, where) for item in items])
+        return (
+            tuple(items)
+            if _all_plain(kind, items)
+            else tuple([item_of(item, where) for item in items])
+        )
 
     return decoded
 
@@ -95,13 +109,18 @@ def _dict_decoder(key_kind: Any, kind: Any) -> Decoder:
         given = _expect(dict, value, where)
         if key_kind is str and _all_plain(kind, given.values()):
             return dict(given)
-        return {_key(key_kind, key, where): item_of(item, f"{where}.{key}") for key, item in given.items()}
+        return {
+            _key(key_kind, key, where): item_of(item, f"{where}.{key}")
+            for key, item in given.items()
+        }
 
     return decoded
 
 
 def _all_plain(kind: Any, items: Collection[Any]) -> bool:
-    """Whether every item is a `kind` that needs neither conversion nor a further check: a manifest has a sum for every chunk."""
+    """Whether every item is a `kind` that needs neither conversion nor a further check: a manifest
+    has a sum for every chunk.
+    """
     if kind is int:
         return all(type(item) is int and -WHOLE <= item <= WHOLE for item in items)
     return kind in (str, float, bool) and all(type(item) is kind for item in items)
@@ -118,7 +137,11 @@ def _union_decoder(arguments: tuple[Any, ...]) -> Decoder:
     """None if allowed; a list as the first list type; anything else as the first other type."""
     others = [a for a in arguments if a is not type(None)]
     lists = [a for a in others if typing.get_origin(a) is tuple]
-    optional, of_list, of_other = len(others) < len(arguments), _decoder((lists or others)[0]), _decoder(others[0])
+    optional, of_list, of_other = (
+        len(others) < len(arguments),
+        _decoder((lists or others)[0]),
+        _decoder(others[0]),
+    )
 
     def decoded(value: Any, where: str) -> Any:
         if value is None and optional:
@@ -130,10 +153,21 @@ def _union_decoder(arguments: tuple[Any, ...]) -> Decoder:
 
 def _dataclass_decoder(kind: Any) -> Decoder:
     hints, missing = hints_of(kind), dataclasses.MISSING
-    required = tuple(f.name for f in dataclasses.fields(kind) if f.default is missing and f.default_factory is missing)
-    # By field: the types whose values are accepted as they are, and for those that may be integers the minimum and maximum.
-    plain = {name: tuple(t for t in alternatives(hint) if t in _PLAIN) for name, hint in hints.items()}
-    bounded = tuple((name, *LIMITS.get(name, (-WHOLE, WHOLE))) for name, accepted in plain.items() if int in accepted)
+    required = tuple(
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is missing and f.default_factory is missing
+    )
+    # By field: the types whose values are accepted as they are, and for those that may be integers
+    # the minimum and maximum.
+    plain = {
+        name: tuple(t for t in alternatives(hint) if t in _PLAIN) for name, hint in hints.items()
+    }
+    bounded = tuple(
+        (name, *LIMITS.get(name, (-WHOLE, WHOLE)))
+        for name, accepted in plain.items()
+        if int in accepted
+    )
 
     def decoded(value: Any, where: str) -> Any:
         given = _expect(dict, value, where)
@@ -146,7 +180,16 @@ def _dataclass_decoder(kind: Any) -> Decoder:
             item = given.get(name)
             if type(item) is int and not low <= item <= high:
                 raise TypeError(f"{where}.{name} is {shown(item)}, {out_of_range(name, item)}")
-        return kind(**{name: item if type(item) in plain[name] else _decoder(hints[name])(item, f"{where}.{name}") for name, item in given.items()})
+        return kind(
+            **{
+                name: (
+                    item
+                    if type(item) in plain[name]
+                    else _decoder(hints[name])(item, f"{where}.{name}")
+                )
+                for name, item in given.items()
+            }
+        )
 
     return decoded
 

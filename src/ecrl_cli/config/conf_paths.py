@@ -1,5 +1,6 @@
-"""Locates the configuration files: ECRL's own, beside the package in a wheel or at the top of the repository in a checkout, those of installed
-packages, and the user's, which are checked before Hydra reads them.
+"""Locates the configuration files: ECRL's own, beside the package in a wheel or at the top of the
+repository in a checkout, those of installed packages, and the user's, which are checked before
+Hydra reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ecrl_cli.errors import ConfigError, shown
 
 _MAX_FILE_BYTES = 2**20
 _NO_VALUE = re.compile(r":\s*\?\?\?\s*(#.*)?$")
-_ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16  # aliases of aliases double with each line
+# aliases of aliases double with each line
+_ALIAS, _MAX_ALIASES = re.compile(r"(?:^|[\s\[{,:-])\*[\w-]+"), 16
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf")
 
@@ -25,12 +27,21 @@ def conf_dir() -> Path:
 
 
 def installed_dirs() -> list[Path]:
-    """The configuration folders of installed packages, by entry points of the group `ecrl.configs`; ConfigError for one that cannot be found."""
-    return list(dict.fromkeys(_folder_of(point) for point in sorted(entry_points(group="ecrl.configs"), key=lambda point: point.name)))
+    """The configuration folders of installed packages, by entry points of the group `ecrl.configs`;
+    ConfigError for one that cannot be found.
+    """
+    return list(
+        dict.fromkeys(
+            _folder_of(point)
+            for point in sorted(entry_points(group="ecrl.configs"), key=lambda point: point.name)
+        )
+    )
 
 
 def _folder_of(point: EntryPoint) -> Path:
-    """The folder that the entry point's value names as a package (`mylab.conf`); no `__init__.py` is needed in it."""
+    """The folder that the entry point's value names as a package (`mylab.conf`); no `__init__.py`
+    is needed in it.
+    """
     try:
         spec = find_spec(point.value)
     except (ImportError, ValueError):  # the parent package is missing; the value is no name
@@ -44,22 +55,31 @@ def _folder_of(point: EntryPoint) -> Path:
 
 def user_folders(search: Sequence[str]) -> list[Path]:
     """The folders among `search`; ConfigError for one that does not exist."""
-    folders = [Path(path.removeprefix("file://")).expanduser() for path in search if not path.startswith("pkg://")]
+    folders = [
+        Path(path.removeprefix("file://")).expanduser()
+        for path in search
+        if not path.startswith("pkg://")
+    ]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError("--config-dir", f"{folder} is not a folder", "name one that holds your YAML files")
+            raise ConfigError(
+                "--config-dir", f"{folder} is not a folder", "name one that holds your YAML files"
+            )
     return folders
 
 
 def check_files(folders: Sequence[Path], names: Iterable[str]) -> None:
-    """ConfigError for a file that takes part and cannot be used: those called `names` ("suite/mine"), and those that these name in turn.
+    """ConfigError for a file that takes part and cannot be used: those called `names`
+    ("suite/mine"), and those that these name in turn.
 
     Others may be what they like: the folder may be that of another project.
     """
     due, checked = list(names), set[Path]()
     while due:
         name = due.pop()
-        for file in (folder / f"{name}{suffix}" for folder in folders for suffix in (".yaml", ".yml")):
+        for file in (
+            folder / f"{name}{suffix}" for folder in folders for suffix in (".yaml", ".yml")
+        ):
             if (file.exists() or file.is_symlink()) and file not in checked:
                 checked.add(file)
                 _check_file(file)
@@ -67,7 +87,9 @@ def check_files(folders: Sequence[Path], names: Iterable[str]) -> None:
 
 
 def _named_in(file: Path, group: str) -> Iterator[str]:
-    """The files that `file`, of `group`, has composed: its defaults, and what a sweep of its own chooses."""
+    """The files that `file`, of `group`, has composed: its defaults, and what a sweep of its own
+    chooses.
+    """
     import yaml  # not needed where nobody has files of their own
 
     try:
@@ -79,16 +101,21 @@ def _named_in(file: Path, group: str) -> Iterator[str]:
     for entry in content.get("defaults") or ():
         pairs = entry.items() if isinstance(entry, dict) else [("", entry)]
         for key, options in pairs:
-            inner = str(key).rpartition(" ")[2].partition("@")[0]  # without `override` and `optional`
+            # without `override` and `optional`
+            inner = str(key).rpartition(" ")[2].partition("@")[0]
             folder = inner[1:] if inner.startswith("/") else "/".join(filter(None, (group, inner)))
             for option in options if isinstance(options, list) else [options]:
                 named = str(option).partition("@")[0]
-                yield named[1:] if named.startswith("/") else "/".join(filter(None, (folder, named)))
+                yield (
+                    named[1:] if named.startswith("/") else "/".join(filter(None, (folder, named)))
+                )
     engine = content.get("hydra")
     sweeper = engine.get("sweeper") if isinstance(engine, dict) else None
     params = sweeper.get("params") if isinstance(sweeper, dict) else None
     for key, options in params.items() if isinstance(params, dict) else ():
-        yield from (f"{str(key).lstrip('+')}/{option.strip()}" for option in str(options).split(","))
+        yield from (
+            f"{str(key).lstrip('+')}/{option.strip()}" for option in str(options).split(",")
+        )
 
 
 def _check_file(file: Path) -> None:
@@ -96,18 +123,32 @@ def _check_file(file: Path) -> None:
         raise ConfigError(str(file), "is not a regular file", "take it out of the folder")
     size = file.stat().st_size
     if size > _MAX_FILE_BYTES:
-        raise ConfigError(str(file), f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}", "is this the right folder?")
+        raise ConfigError(
+            str(file),
+            f"has {size} bytes, a configuration file at most {_MAX_FILE_BYTES}",
+            "is this the right folder?",
+        )
     try:
         file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)
-        raise ConfigError(f"{file}:{line}:{column}", f"is not UTF-8 ({shown(hex(error.object[error.start]))})", "save it as UTF-8") from error
+        raise ConfigError(
+            f"{file}:{line}:{column}",
+            f"is not UTF-8 ({shown(hex(error.object[error.start]))})",
+            "save it as UTF-8",
+        ) from error
     if (aliases := len(_ALIAS.findall(file.read_text(encoding="utf-8")))) > _MAX_ALIASES:
-        raise ConfigError(str(file), f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read", "write the values themselves")
+        raise ConfigError(
+            str(file),
+            f"has {aliases} aliases (*name), at most {_MAX_ALIASES} are read",
+            "write the values themselves",
+        )
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if _NO_VALUE.search(text):
-            raise ConfigError(f"{file}:{number}", "has no value (???)", "give it one or take the line out")
+            raise ConfigError(
+                f"{file}:{number}", "has no value (???)", "give it one or take the line out"
+            )
 
 
 def groups(folders: Sequence[Path]) -> dict[str, list[str]]:
@@ -120,7 +161,15 @@ def groups(folders: Sequence[Path]) -> dict[str, list[str]]:
 
 
 def summary(folders: Sequence[Path], group: str, option: str) -> str:
-    """The first sentence of the leading comment of an option's file, in the first of `folders` that has it; empty where there is none."""
-    file = next((file for folder in folders if (file := folder / group / f"{option}.yaml").is_file()), None)
+    """The first sentence of the leading comment of an option's file, in the first of `folders` that
+    has it; empty where there is none.
+    """
+    file = next(
+        (file for folder in folders if (file := folder / group / f"{option}.yaml").is_file()), None
+    )
     first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0] if file else ""
-    return first.removeprefix("#").strip().partition(". ")[0].rstrip(".") if first.startswith("#") else ""
+    return (
+        first.removeprefix("#").strip().partition(". ")[0].rstrip(".")
+        if first.startswith("#")
+        else ""
+    )

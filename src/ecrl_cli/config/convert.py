@@ -1,4 +1,6 @@
-"""Converts plain values to the schema's dataclasses, field by field, with an error message for each kind of mistake."""
+"""Converts plain values to the schema's dataclasses, field by field, with an error message for each
+kind of mistake.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ T = TypeVar("T")
 
 _REMEDIES = {
     "checkpoint.every": "0 would never save: use checkpoint=none",
-    "checkpoint.keep": "one to use and one to fall back to: with 1, a corrupt newest checkpoint leaves nothing",
+    "checkpoint.keep": (
+        "one to use and one to fall back to: with 1, a corrupt newest checkpoint leaves nothing"
+    ),
     "checkpoint.max_inflight": "checkpoint=blocking writes without any in flight",
 }
 
 
 def convert(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """`values` as a `kind`: every key known, every value of the field's type and in its range, else ConfigError. Missing keys keep their default."""
+    """`values` as a `kind`: every key known, every value of the field's type and in its range, else
+    ConfigError. Missing keys keep their default.
+    """
     hints = hints_of(typing.cast(Any, kind))
     for name in values:
         if name not in hints:
@@ -43,7 +49,9 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
     key = prefix + field.name
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise ConfigError(key, f"must be a mapping of keys, got {shown(value)}", f"write {key}.NAME=VALUE")
+            raise ConfigError(
+                key, f"must be a mapping of keys, got {shown(value)}", f"write {key}.NAME=VALUE"
+            )
         return convert(typing.cast(Any, hint), value, f"{key}.")
     if value is None:
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
@@ -52,7 +60,12 @@ def _field(field: dataclasses.Field[Any], hint: Any, value: Any, prefix: str) ->
         _check_range(key, item, field.metadata)
         if isinstance(item, int) and (wrong := out_of_range(field.name, item)):
             raise ConfigError(
-                key, f"must be at most {LIMITS[field.name][1]}, got {shown(item)}" if field.name in LIMITS else f"{shown(item)} is {wrong}"
+                key,
+                (
+                    f"must be at most {LIMITS[field.name][1]}, got {shown(item)}"
+                    if field.name in LIMITS
+                    else f"{shown(item)} is {wrong}"
+                ),
             )
     return converted
 
@@ -99,28 +112,40 @@ def _text(key: str, value: Any) -> str:
 
 def _integers(key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(key, f"must be a list of integers, got {shown(value)}", f"write {key}=[{value}]")
+        raise ConfigError(
+            key, f"must be a list of integers, got {shown(value)}", f"write {key}=[{value}]"
+        )
     return tuple(_integer(key, item) for item in value)
 
 
 def _numbers(key: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(key, f"must be a list of numbers, got {shown(value)}", f"write {key}=[{value}]")
+        raise ConfigError(
+            key, f"must be a list of numbers, got {shown(value)}", f"write {key}=[{value}]"
+        )
     return tuple(_number(key, item) for item in value)
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(key, f"must be a list of names, got {shown(value)}", f"write {key}=[{value}]")
+        raise ConfigError(
+            key, f"must be a list of names, got {shown(value)}", f"write {key}=[{value}]"
+        )
     return tuple(_text(key, item) for item in value)
 
 
 def _schedule(key: str, value: Any) -> dict[int, int]:
     if not isinstance(value, Mapping):
-        raise ConfigError(key, f"must be a mapping of steps to world sizes, got {shown(value)}", f"write {key}={{100: 2}}")
+        raise ConfigError(
+            key,
+            f"must be a mapping of steps to world sizes, got {shown(value)}",
+            f"write {key}={{100: 2}}",
+        )
     found = {_integer(key, step): _integer(key, size) for step, size in value.items()}
     if wrong := [f"{step}: {size}" for step, size in found.items() if step > STEPS or size > RANKS]:
-        raise ConfigError(key, f"steps are at most {STEPS} and world sizes at most {RANKS}, got {wrong[0]}")
+        raise ConfigError(
+            key, f"steps are at most {STEPS} and world sizes at most {RANKS}, got {wrong[0]}"
+        )
     return found
 
 
@@ -137,11 +162,23 @@ _CONVERTERS: dict[Any, Callable[[str, Any], Any]] = {
 
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
     if "choices" in rule and value not in rule["choices"]:
-        installed = sorted(point.name for point in entry_points(group=rule["group"])) if rule.get("group") else []
+        installed = (
+            sorted(point.name for point in entry_points(group=rule["group"]))
+            if rule.get("group")
+            else []
+        )
         if value not in installed:
             names = (*rule["choices"], *installed)
-            own = f"one of your own joins by an entry point in {rule['group']}: see CONTRIBUTING.md" if rule.get("group") else ""
-            raise ConfigError(key, f"must be one of {', '.join(names)}, got {shown(value)}", did_you_mean(str(value), names) or own)
+            own = (
+                f"one of your own joins by an entry point in {rule['group']}: see CONTRIBUTING.md"
+                if rule.get("group")
+                else ""
+            )
+            raise ConfigError(
+                key,
+                f"must be one of {', '.join(names)}, got {shown(value)}",
+                did_you_mean(str(value), names) or own,
+            )
     bounds = _bounds(rule, isinstance(value, float))
     if bounds and not _inside(value, rule):
         raise ConfigError(key, f"must be {bounds}, got {value}", _REMEDIES.get(key, ""))
@@ -149,12 +186,22 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
 
 def _bounds(rule: Mapping[str, Any], is_float: bool) -> str:
     if "maximum" in rule:
-        return f"in {rule['minimum']:g} .. {'2^63-1' if rule['maximum'] == 2**63 - 1 else format(rule['maximum'], 'g')}"
-    lower = "> 0" if rule.get("positive") else f">= {rule['minimum']:g}" if "minimum" in rule else ""
+        return (
+            f"in {rule['minimum']:g} .."
+            f" {'2^63-1' if rule['maximum'] == 2**63 - 1 else format(rule['maximum'], 'g')}"
+        )
+    lower = (
+        "> 0" if rule.get("positive") else f">= {rule['minimum']:g}" if "minimum" in rule else ""
+    )
     upper = f" and < {rule['below']:g}" if "below" in rule else ""
     return ("a finite number " if is_float and lower else "") + lower + upper
 
 
 def _inside(value: float, rule: Mapping[str, Any]) -> bool:
     low = value > 0 if rule.get("positive") else value >= rule.get("minimum", value)
-    return math.isfinite(value) and low and value < rule.get("below", math.inf) and value <= rule.get("maximum", value)
+    return (
+        math.isfinite(value)
+        and low
+        and value < rule.get("below", math.inf)
+        and value <= rule.get("maximum", value)
+    )

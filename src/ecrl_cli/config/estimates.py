@@ -12,16 +12,18 @@ _BYTES = 4  # parameters and optimizer state are fp32, under autocast too
 
 
 class _Cost(NamedTuple):
-    """Milliseconds that one core takes for a training step of one sample of 32 x 32 pixels: fixed, for the model's width, and for its square. Narrow
-    networks move memory, wide ones multiply."""
+    """Milliseconds that one core takes for a training step of one sample of 32 x 32 pixels: fixed,
+    for the model's width, and for its square. Narrow networks move memory, wide ones multiply.
+    """
 
     fixed: float
     linear: float
     square: float
 
 
-# Fitted to one core of an AMD EPYC at widths of 8 to 128 (2026-11-28), and multiplied by 0.75: on other days the same machine was up to twice as
-# fast, and so both lie within a factor of two. Below a hundredth of a second a step is all overhead.
+# Fitted to one core of an AMD EPYC at widths of 8 to 128 (2026-11-28), and multiplied by 0.75: on
+# other days the same machine was up to twice as fast, and so both lie within a factor of two. Below
+# a hundredth of a second a step is all overhead.
 _COSTS = {
     "resnet18": _Cost(0.0, 0.15, 0.011),
     "resnet50": _Cost(0.0, 0.49, 0.033),
@@ -30,10 +32,12 @@ _COSTS = {
     "vit": _Cost(0.9, 0.0, 0.00034),  # of depth 4
     "nt3": _Cost(0.0, 3.3, 0.05),  # of one profile
 }
-_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}  # parameters at 64 channels
+# parameters at 64 channels
+_RESNETS = {"resnet18": 11.2e6, "resnet50": 23.5e6, "resnet152": 58.2e6}
 _PROFILE = 60_483  # genes
 _CORES_OF_A_GPU = 400  # that together are as fast as one data-centre GPU
-_SIDES = {"digits": 8, "cifar10": 32, "cifar100": 32, "tinyimagenet": 64}  # pixels; of the others dataset.image_size
+# pixels; of the others dataset.image_size
+_SIDES = {"digits": 8, "cifar10": 32, "cifar100": 32, "tinyimagenet": 64}
 _STEP_FLOOR_S = 0.01
 _START_S = {"zygote": 1.0}  # from a launch to the first step
 _START_ELSEWHERE_S = 4.5
@@ -55,7 +59,11 @@ def parameters(config: RunConfig) -> float:
 def _features(config: RunConfig) -> int:
     """Values of one sample."""
     data = config.dataset
-    return _PROFILE if data.name == "nt3" else _side(data) ** 2 * (1 if data.name == "digits" else data.channels)
+    return (
+        _PROFILE
+        if data.name == "nt3"
+        else _side(data) ** 2 * (1 if data.name == "digits" else data.channels)
+    )
 
 
 def _side(data: DatasetConfig) -> int:
@@ -64,7 +72,8 @@ def _side(data: DatasetConfig) -> int:
 
 def snapshot_bytes(config: RunConfig) -> int:
     """Approximate bytes of a checkpoint: parameters and optimizer state."""
-    states = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)  # of the optimizer, for each parameter
+    # of the optimizer, for each parameter
+    states = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)
     return round(_BYTES * parameters(config) * (1 + states))
 
 
@@ -88,10 +97,14 @@ def seconds(config: RunConfig, *, gpu: bool) -> float:
     failure = config.failure
     drawn = config.target_steps / failure.mtbf_steps if failure.mtbf_steps else 0
     failures = len(failure.steps) + len(failure.entries) + drawn
-    starts = _START_S.get(config.supervision.launcher, _START_ELSEWHERE_S) * (1 + failures + len(config.elastic.schedule))
+    starts = _START_S.get(config.supervision.launcher, _START_ELSEWHERE_S) * (
+        1 + failures + len(config.elastic.schedule)
+    )
     workers = config.world_size if gpu else min(config.world_size, os.cpu_count() or 1)
     cores = _CORES_OF_A_GPU if gpu else config.threads
-    return starts + config.target_steps * max(core_seconds(config) * config.global_batch / (cores * workers), _STEP_FLOOR_S)
+    return starts + config.target_steps * max(
+        core_seconds(config) * config.global_batch / (cores * workers), _STEP_FLOOR_S
+    )
 
 
 def human_bytes(count: float) -> str:

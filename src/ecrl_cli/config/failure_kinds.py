@@ -1,8 +1,11 @@
-"""The names that `failure.kind` takes, and where the class of each is. Names can be checked without importing that code."""
+"""The names that `failure.kind` takes, and where the class of each is. Names can be checked without
+importing that code.
+"""
 
 from __future__ import annotations
 
-# One class of failures/fault_kind.py each. An installed package adds its own by an entry point in the group `ecrl.failures` (fault_spec.FAILURES).
+# One class of failures/fault_kind.py each. An installed package adds its own by an entry point in
+# the group `ecrl.failures` (fault_spec.FAILURES).
 BUILTIN = {
     "exit": "ecrl_cli.failures.rank_faults:Exit",
     "kill": "ecrl_cli.failures.rank_faults:Kill",

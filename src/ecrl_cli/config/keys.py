@@ -15,7 +15,9 @@ from ecrl_cli.errors import ConfigError, shown
 RESERVED = ("_target_", "_recursive_", "_partial_", "_convert_", "_args_")
 
 PACKAGED = "put `# @package _global_` on the first line of the suite's or matrix's file"
-_RETIRED = {"resume": "start the same command again: a run directory that holds this very run is resumed"}
+_RETIRED = {
+    "resume": "start the same command again: a run directory that holds this very run is resumed"
+}
 
 
 @cache
@@ -57,13 +59,21 @@ def is_known(key: str) -> bool:
 
 
 def unknown_key(key: str, more: Iterable[str] = ()) -> ConfigError:
-    """The error for a key that is neither in the schema nor one of `more` (groups from the user's own folders)."""
+    """The error for a key that is neither in the schema nor one of `more` (groups from the user's
+    own folders).
+    """
     head = key.partition(".")[0]
     known = [*leaves(), *sections(), *more]
     misspelt = head if head not in known else key
-    remedy = _RETIRED.get(head) or (PACKAGED if head in ("suite", "matrix") else "") or _suggestion(key, known)
+    remedy = (
+        _RETIRED.get(head)
+        or (PACKAGED if head in ("suite", "matrix") else "")
+        or _suggestion(key, known)
+    )
     remedy = remedy or _SECTIONS_ELSEWHERE.get(head) or did_you_mean(head, known)
-    return ConfigError(key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key")
+    return ConfigError(
+        key, f"unknown key {shown(misspelt)}", remedy or "`ecrl train --cfg job` shows every key"
+    )
 
 
 # What other trainers call it.
@@ -87,15 +97,29 @@ _ELSEWHERE = {
     "max_restarts": "supervision.max_restarts",
 }
 
-_OWN_JOB = "a job of your own, with its own trainer and keys, is judged by `ecrl audit -- COMMAND` (docs/audit.md)"
+_OWN_JOB = (
+    "a job of your own, with its own trainer and keys, is judged by `ecrl audit -- COMMAND`"
+    " (docs/audit.md)"
+)
 # The sections of projects that are composed with Hydra, or trained by Lightning.
 _SECTIONS_ELSEWHERE = {
-    "experiment": "an experiment is a suite: +suite=NAME, your own as DIR/suite/NAME.yaml with --config-dir DIR (docs/configuration.md)",
-    "hparams_search": "a search is a sweep, `ecrl -m optimizer.lr=0.1,0.01`, or a matrix: +matrix=NAME (docs/configuration.md)",
+    "experiment": (
+        "an experiment is a suite: +suite=NAME, your own as DIR/suite/NAME.yaml with --config-dir"
+        " DIR (docs/configuration.md)"
+    ),
+    "hparams_search": (
+        "a search is a sweep, `ecrl -m optimizer.lr=0.1,0.01`, or a matrix: +matrix=NAME"
+        " (docs/configuration.md)"
+    ),
     "trainer": f"the trainer is ECRL's: `ecrl train --cfg job` shows its keys; {_OWN_JOB}",
-    "datamodule": f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}",
+    "datamodule": (
+        f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}"
+    ),
     "data": f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}",
-    "callbacks": "checkpoints are checkpoint=, evaluation is evaluate.every, and nothing else is called back (docs/hydra.md)",
+    "callbacks": (
+        "checkpoints are checkpoint=, evaluation is evaluate.every, and nothing else is called back"
+        " (docs/hydra.md)"
+    ),
     "logger": "use tracker=tensorboard, mlflow, wandb or prometheus (docs/configuration.md)",
     "paths": "runs lie under run_dir=DIR, data under dataset.root=DIR (docs/configuration.md)",
 }
@@ -112,4 +136,8 @@ def _suggestion(key: str, known: list[str]) -> str:
 
 def reserved(key: str) -> ConfigError:
     """The error for a key with which other programs let a configuration run code."""
-    return ConfigError(key, f"{shown(key.rsplit('.', 1)[-1])} is not accepted", "ECRL does not instantiate from configuration; choose by name")
+    return ConfigError(
+        key,
+        f"{shown(key.rsplit('.', 1)[-1])} is not accepted",
+        "ECRL does not instantiate from configuration; choose by name",
+    )

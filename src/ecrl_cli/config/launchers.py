@@ -1,6 +1,8 @@
-"""The launchers that start the ranks of an attempt: one object per launcher with all its properties. Torch-free.
+"""The launchers that start the ranks of an attempt: one object per launcher with all its
+properties. Torch-free.
 
-From another package: a `LauncherKind` as an entry point in the group `ecrl.launchers`. tests/contract/test_launchers.py checks each of them.
+From another package: a `LauncherKind` as an entry point in the group `ecrl.launchers`.
+tests/contract/test_launchers.py checks each of them.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ if TYPE_CHECKING:
 class LauncherKind:
     """`description`: one sentence, also the first of conf/supervision/NAME.yaml.
 
-    `implementation`: "module:attribute" of a class with the interface of supervision/launch/launcher.py; its `make(config)` gives a launcher.
-    `several_nodes`: the ranks may be spread over the nodes of an allocation, with an agent on each. Otherwise all are on this machine.
-    `warm`: ranks are forked from a process that has imported torch and survives attempts. Otherwise each attempt is a new process tree.
-    `in_place`: a rank's process may take part in successive attempts, with spares standing by: required for in-place recovery.
+    `implementation`: "module:attribute" of a class with the interface of
+    supervision/launch/launcher.py; its `make(config)` gives a launcher.
+    `several_nodes`: the ranks may be spread over the nodes of an allocation, with an agent on each.
+    Otherwise all are on this machine.
+    `warm`: ranks are forked from a process that has imported torch and survives attempts. Otherwise
+    each attempt is a new process tree.
+    `in_place`: a rank's process may take part in successive attempts, with spares standing by:
+    required for in-place recovery.
     """
 
     name: str
@@ -40,9 +46,14 @@ class LauncherKind:
         """ConfigError for the first thing in `config` that this launcher does not support."""
         nodes = config.supervision.nodes
         if nodes > 1 and not self.several_nodes:
-            able = " or ".join(name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).several_nodes)
+            able = " or ".join(
+                name for name in LAUNCHERS.builtin if LAUNCHERS.of(name).several_nodes
+            )
             raise ConfigError(
-                "supervision.nodes", f"{plural(nodes, 'node needs', 'nodes need')} supervision.launcher={able}, got {self.name}", "add it"
+                "supervision.nodes",
+                f"{plural(nodes, 'node needs', 'nodes need')} supervision.launcher={able}, got"
+                f" {self.name}",
+                "add it",
             )
 
 
@@ -54,7 +65,10 @@ TORCHRUN = LauncherKind(
 )
 ZYGOTE = LauncherKind(
     name="zygote",
-    description="ranks forked from a process that has imported torch: 0.7 s to the first step instead of 3 s",
+    description=(
+        "ranks forked from a process that has imported torch: 0.7 s to the first step instead"
+        " of 3 s"
+    ),
     implementation="ecrl_cli.supervision.launch.zygote:ZygoteLauncher",
     warm=True,
     in_place=True,

@@ -1,7 +1,9 @@
-"""A run that had reached its target and was given a higher one: its legs, and the schedule of the learning rate over them.
+"""A run that had reached its target and was given a higher one: its legs, and the schedule of the
+learning rate over them.
 
-A schedule with `optimizer.min_lr` = `optimizer.lr` does not depend on the number of steps: such a run, continued, does what one planned for all its
-steps does. Any other falls from `lr` to `min_lr` over the first target, and then once more over the added steps (a warm restart: Loshchilov and
+A schedule with `optimizer.min_lr` = `optimizer.lr` does not depend on the number of steps: such a
+run, continued, does what one planned for all its steps does. Any other falls from `lr` to `min_lr`
+over the first target, and then once more over the added steps (a warm restart: Loshchilov and
 Hutter, SGDR, 2017): another training than one planned for all its steps.
 """
 
@@ -18,7 +20,9 @@ def targets(config: RunConfig) -> tuple[int, ...]:
 
 
 def legs(config: RunConfig) -> tuple[tuple[int, int], ...]:
-    """(start, end) of each leg: the steps `start` + 1 to `end`, which was the target when they were done."""
+    """(start, end) of each leg: the steps `start` + 1 to `end`, which was the target when they were
+    done.
+    """
     return tuple(pairwise((0, *targets(config))))
 
 
@@ -28,7 +32,9 @@ def constant_rate(config: OptimizerConfig) -> bool:
 
 
 def schedule_position(ends: tuple[int, ...], step: int, *, constant: bool) -> tuple[int, int]:
-    """The scheduler's state after `step` of a run whose targets were `ends`: (steps over which the rate falls, how many of these are done)."""
+    """The scheduler's state after `step` of a run whose targets were `ends`: (steps over which the
+    rate falls, how many of these are done).
+    """
     end = next((end for end in ends if step <= end), ends[-1])
     start = max((before for before in ends if before < end), default=0)
     return (end, step) if constant else (end - start, step - start)

@@ -21,7 +21,9 @@ def raw(node: Any) -> Any:
 
 
 def resolved(node: Any) -> dict[str, Any]:
-    """A composed mapping as plain values, interpolations resolved against the whole. Raises OmegaConf's errors."""
+    """A composed mapping as plain values, interpolations resolved against the whole. Raises
+    OmegaConf's errors.
+    """
     values = OmegaConf.to_container(node, resolve=True)
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
@@ -34,7 +36,8 @@ def yaml_text(node: Any) -> str:
 def plain(composed: Mapping[str, Any]) -> dict[str, Any]:
     """The composed configuration without Hydra's node, interpolations resolved.
 
-    ConfigError for what could run code or reach outside the configuration: `_target_` and its like, and every resolver (`${oc.env:X}`).
+    ConfigError for what could run code or reach outside the configuration: `_target_` and its like,
+    and every resolver (`${oc.env:X}`).
     """
     whole = composed if isinstance(composed, DictConfig) else OmegaConf.create(dict(composed))
     run = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
@@ -48,7 +51,13 @@ def plain(composed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _walk(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     yield key, value
     for name, item in items:
         yield from _walk(item, f"{key}.{name}" if key else str(name))
@@ -58,7 +67,9 @@ def _refuse_active(key: str, value: Any) -> None:
     if key.rsplit(".", 1)[-1] in RESERVED:
         raise reserved(key)
     if isinstance(value, str) and _RESOLVER.search(value):
-        raise ConfigError(key, f"resolvers are not accepted, got {shown(value)}", "write the value itself")
+        raise ConfigError(
+            key, f"resolvers are not accepted, got {shown(value)}", "write the value itself"
+        )
     if value == "???":
         raise ConfigError(key, "has no value", f"give one: {key}=VALUE")
 

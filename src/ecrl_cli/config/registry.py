@@ -1,4 +1,5 @@
-"""Closed registries: a name maps to a builder in ECRL or an installed entry point, and to nothing else.
+"""Closed registries: a name maps to a builder in ECRL or an installed entry point, and to nothing
+else.
 
 Torch-free: names can be checked and listed without importing what they map to.
 """
@@ -23,20 +24,29 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for an unknown `name`: the closest match, then all names."""
     names = list(known)
-    return ConfigError(kind, f"unknown {kind} {name!r}", f"{did_you_mean(name, names)} known: {', '.join(names)}".strip())
+    return ConfigError(
+        kind,
+        f"unknown {kind} {name!r}",
+        f"{did_you_mean(name, names)} known: {', '.join(names)}".strip(),
+    )
 
 
 def import_attribute(kind: str, name: str, path: str) -> Any:
-    """Imports `path` ("module:attribute") for the `kind` called `name`. ConfigError if that fails."""
+    """Imports `path` ("module:attribute") for the `kind` called `name`. ConfigError if that
+    fails.
+    """
     try:
         return EntryPoint(name=name, value=path, group="").load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(kind, f"{kind} {name!r} ({path}) cannot be imported ({error})", "reinstall its package") from error
+        raise ConfigError(
+            kind, f"{kind} {name!r} ({path}) cannot be imported ({error})", "reinstall its package"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Registry:
-    """`builtin`: name -> "module:attribute", imported on demand; `group`: the entry-point group by which installed packages extend it.
+    """`builtin`: name -> "module:attribute", imported on demand; `group`: the entry-point group by
+    which installed packages extend it.
 
     An installed package cannot override a built-in name.
     """
@@ -47,11 +57,15 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """All names: built-in ones in their order, then the installed ones."""
-        installed = sorted({point.name for point in entry_points(group=self.group)} - set(self.builtin))
+        installed = sorted(
+            {point.name for point in entry_points(group=self.group)} - set(self.builtin)
+        )
         return (*self.builtin, *installed)
 
     def load(self, name: str) -> Any:
-        """Imports what `name` maps to. ConfigError if the name is unknown or its package cannot be imported."""
+        """Imports what `name` maps to. ConfigError if the name is unknown or its package cannot be
+        imported.
+        """
         return import_attribute(self.kind, name, self.path(name))
 
     def path(self, name: str) -> str:
@@ -76,7 +90,8 @@ V = TypeVar("V", bound=Variant)
 
 
 class VariantRegistry(Generic[V]):
-    """The variants of one family as objects of class `kind`: built-in ones, then those that installed packages register as `group`.
+    """The variants of one family as objects of class `kind`: built-in ones, then those that
+    installed packages register as `group`.
 
     Torch-free, as the objects are: they name the code that imports torch and import it on demand.
     """
@@ -92,11 +107,16 @@ class VariantRegistry(Generic[V]):
         return self._installed.names()
 
     def of(self, name: str) -> V:
-        """The variant called `name`. ConfigError if there is none, or its package registers another type or name."""
+        """The variant called `name`. ConfigError if there is none, or its package registers another
+        type or name.
+        """
         if name not in self._known:
             found = self._installed.load(name)
             if not isinstance(found, self._kind) or found.name != name:
-                fact = f"the entry point {name!r} in {self.group} is no {self._kind.__name__} of that name"
+                fact = (
+                    f"the entry point {name!r} in {self.group} is no {self._kind.__name__} of that"
+                    " name"
+                )
                 raise ConfigError(self.what, fact, "mend its package, or remove it")
             self._known[name] = found
         return self._known[name]

@@ -1,5 +1,5 @@
-"""`scale=`: makes a run smaller. Only keys that the user did not type change; failures and world-size changes stay on or off a
-checkpoint boundary, and a schedule keeps its sizes.
+"""`scale=`: makes a run smaller. Only keys that the user did not type change; failures and
+world-size changes stay on or off a checkpoint boundary, and a schedule keeps its sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from ecrl_cli.config.elastic import KEY, common_multiple
 from ecrl_cli.config.fault_spec import parse
 from ecrl_cli.config.schema import RunConfig
 
-# Keys that a matrix sweeps over at the paper's scale: its values are scaled too, typed ones are not.
+# Keys that a matrix sweeps over at the paper's scale: its values are scaled too, typed ones are
+# not.
 SCALED_IN_A_MATRIX = frozenset({"failure.mtbf_steps"})
 
 
@@ -24,7 +25,8 @@ def apply_scale(config: RunConfig, typed: frozenset[str]) -> RunConfig:
 
 def _scale_ranks(config: RunConfig, typed: frozenset[str]) -> RunConfig:
     scale, failure = config.scale, config.failure
-    if scale.world_size and "world_size" not in typed and not config.elastic.schedule:  # with a schedule, 2 -> 1 would no longer be a change
+    # with a schedule, 2 -> 1 would no longer be a change
+    if scale.world_size and "world_size" not in typed and not config.elastic.schedule:
         config = replace(config, world_size=scale.world_size)
     if failure.rank >= config.world_size and not typed & {"failure.rank", "world_size"}:
         config = replace(config, failure=replace(failure, rank=config.world_size - 1))
@@ -55,7 +57,8 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         return config
     every = config.checkpoint.every
     if "checkpoint.every" not in typed:
-        every = min(every, max(config.scale.min_every, 2, round(every * factor)))  # with 1, every step would be on a boundary
+        # with 1, every step would be on a boundary
+        every = min(every, max(config.scale.min_every, 2, round(every * factor)))
     target, steps, schedule = config.target_steps, config.failure.steps, config.elastic.schedule
     listed = [parse(text) for text in config.failure.entries]
     failing = tuple(sorted({entry.step for entry in listed if entry.step}))
@@ -70,24 +73,34 @@ def _scale_steps(config: RunConfig, typed: frozenset[str]) -> RunConfig:
         steps = _scaled(steps, factor, config.checkpoint.every, every)
     if "failure.entries" not in typed:
         moved = _scaled(failing, factor, config.checkpoint.every, every)
-        listed = [replace(entry, step=dict(zip(failing, moved, strict=True)).get(entry.step, 0)) for entry in listed]
+        listed = [
+            replace(entry, step=dict(zip(failing, moved, strict=True)).get(entry.step, 0))
+            for entry in listed
+        ]
         failing = moved
     if not any(key.startswith(KEY) for key in typed):
         changes = _scaled(tuple(schedule), factor, config.checkpoint.every, every)
         schedule = dict(zip(changes, schedule.values(), strict=True))
     if "target_steps" not in typed:
-        target = min(config.target_steps, max([target, *(step + 1 for step in (*steps, *failing, *schedule))]))
+        target = min(
+            config.target_steps,
+            max([target, *(step + 1 for step in (*steps, *failing, *schedule))]),
+        )
     return replace(
         config,
         target_steps=target,
         checkpoint=replace(config.checkpoint, every=every),
-        failure=replace(config.failure, steps=steps, mtbf_steps=mtbf, entries=tuple(map(str, listed))),
+        failure=replace(
+            config.failure, steps=steps, mtbf_steps=mtbf, entries=tuple(map(str, listed))
+        ),
         elastic=replace(config.elastic, schedule=schedule),
     )
 
 
 def _scaled(steps: tuple[int, ...], factor: float, every: int, new_every: int) -> tuple[int, ...]:
-    """Each step scaled by `factor` to the nearest one of its kind (on or off a boundary), strictly increasing."""
+    """Each step scaled by `factor` to the nearest one of its kind (on or off a boundary), strictly
+    increasing.
+    """
     moved: list[int] = []
     for step in steps:
         on_boundary = step % every == 0

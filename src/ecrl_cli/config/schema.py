@@ -1,8 +1,9 @@
-"""The configuration of a run: one frozen dataclass per conf/ group, one field per key that a user types.
+"""The configuration of a run: one frozen dataclass per conf/ group, one field per key that a user
+types.
 
-`config.build` makes these from what Hydra composed and checks every field and combination; from then on a run's config.json
-is authoritative and nothing is composed again. Ranges and choices are in the fields' metadata, so that the check, the
-message and the help come from one place.
+`config.build` makes these from what Hydra composed and checks every field and combination; from
+then on a run's config.json is authoritative and nothing is composed again. Ranges and choices are
+in the fields' metadata, so that the check, the message and the help come from one place.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def positive(default: float) -> Any:
 
 
 def one_of(default: str, choices: tuple[str, ...], group: str = "") -> Any:
-    """A field that must be one of `choices`, or a name that an installed package adds in the entry-point group `group`."""
+    """A field that must be one of `choices`, or a name that an installed package adds in the
+    entry-point group `group`.
+    """
     return field(default=default, metadata={"choices": choices, "group": group})
 
 
@@ -60,12 +63,15 @@ def variant(default: str, registry: VariantRegistry[Any]) -> Any:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """`root`: a folder with one subfolder per data set. `checksum`: official MD5 sums, or none. `augment`: crop and flip.
+    """`root`: a folder with one subfolder per data set. `checksum`: official MD5 sums, or none.
+    `augment`: crop and flip.
 
-    `size`, `classes`, `image_size`, `channels` describe `fake` (and `image_size` what `imagefolder` resizes to).
+    `size`, `classes`, `image_size`, `channels` describe `fake` (and `image_size` what `imagefolder`
+    resizes to).
 
-    `held_out`: so many samples, drawn by the size alone (the same for every seed), are not trained on: they take the place of the data set's own
-    held-out samples, or make some where it has none. 0: all of the training set is trained on.
+    `held_out`: so many samples, drawn by the size alone (the same for every seed), are not trained
+    on: they take the place of the data set's own held-out samples, or make some where it has none.
+    0: all of the training set is trained on.
     """
 
     name: str = one_of("digits", DATASETS, "ecrl.datasets")
@@ -82,7 +88,9 @@ class DatasetConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of the first layer, or vit's embedding."""
+    """`stem`: imagenet (7x7, stride 2, pooling) or cifar (3x3, stride 1). `width`: channels of the
+    first layer, or vit's embedding.
+    """
 
     name: str = one_of("small_cnn", MODELS, "ecrl.models")
     stem: str = one_of("cifar", ("cifar", "imagenet"))
@@ -100,8 +108,9 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """Quality on held-out data, by the measures of the task. `every`: after each so many steps, and at the target; 0: never, so that no run pays for
-    what it did not ask for. `batch`: samples of one forward pass, whatever the number of ranks.
+    """Quality on held-out data, by the measures of the task. `every`: after each so many steps, and
+    at the target; 0: never, so that no run pays for what it did not ask for. `batch`: samples of
+    one forward pass, whatever the number of ranks.
     """
 
     every: int = at_least(0, 0)
@@ -121,23 +130,32 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DdpConfig:
-    """`find_unused_parameters`: DDP's own switch, for models whose steps may not use all parameters; each step then traverses the graph once more."""
+    """`find_unused_parameters`: DDP's own switch, for models whose steps may not use all
+    parameters; each step then traverses the graph once more.
+    """
 
     find_unused_parameters: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2). `final`: also one at the target.
+    """`every`: steps between checkpoints. `keep`: how many valid ones retention leaves (>= 2).
+    `final`: also one at the target.
 
-    `memory_every`: with in_memory, steps between the snapshots in memory, from which the next attempt resumes.
-    `capture`: copy (training waits for the copy of its state), or deferred (the background writer, or the GPU, copies it while training goes on,
-    which waits only where the optimizer would change it; what cannot be deferred is copied, on record).
-    `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed once the cause is removed.
-    `digest`: the hash of tensors and files in checkpoints and of the states that ranks log; sha256 is slower, and approved where FIPS 140 rules.
-    `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters, buffers, optimizer state), model
-    (parameters and buffers), parameters, or off (for example for a model with infinities in its buffers).
-    `hmac_key_file`: a key of 32 bytes or more with which each COMMIT gets a MAC; checkpoints without one are then rejected.
+    `memory_every`: with in_memory, steps between the snapshots in memory, from which the next
+    attempt resumes.
+    `capture`: copy (training waits for the copy of its state), or deferred (the background writer,
+    or the GPU, copies it while training goes on, which waits only where the optimizer would change
+    it; what cannot be deferred is copied, on record).
+    `on_error`: after a failed save training continues, or stops with exit code 5, to be resumed
+    once the cause is removed.
+    `digest`: the hash of tensors and files in checkpoints and of the states that ranks log; sha256
+    is slower, and approved where FIPS 140 rules.
+    `finite`: which tensors of a checkpoint must be finite, or it is rejected: all (parameters,
+    buffers, optimizer state), model (parameters and buffers), parameters, or off (for example for a
+    model with infinities in its buffers).
+    `hmac_key_file`: a key of 32 bytes or more with which each COMMIT gets a MAC; checkpoints
+    without one are then rejected.
     """
 
     strategy: str = variant("blocking", STRATEGIES)
@@ -169,8 +187,9 @@ class WriteModeConfig:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Where the run directory is and how fast checkpoints are written. `folder`: the run directory is created in it and linked to, for example
-    in memory; empty: it is created where `run_dir` says. `bytes_per_s`: write bandwidth limit for checkpoints; 0: none.
+    """Where the run directory is and how fast checkpoints are written. `folder`: the run directory
+    is created in it and linked to, for example in memory; empty: it is created where `run_dir`
+    says. `bytes_per_s`: write bandwidth limit for checkpoints; 0: none.
     """
 
     name: str = one_of("disk", STORAGES)
@@ -180,11 +199,14 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class FailureConfig:
-    """`steps`: strictly increasing global steps; `rank`: the rank that is hit (exit: always rank 0), `who`: it alone, all ranks, or its node.
+    """`steps`: strictly increasing global steps; `rank`: the rank that is hit (exit: always rank
+    0), `who`: it alone, all ranks, or its node.
 
-    `moment`: when in the step, `share`: how far into it (of the gradients, modules or parameters), `point`: where in the store's protocol,
-    `seconds`: the delay of a slowdown; empty or 0: the kind's default. `mtbf_steps`, `mtbf_s`: for mtbf, which draws: the mean number of steps,
-    or of seconds of supervised time, between two failures; 0: not drawn. `entries`: for listed, each in the syntax of config/fault_spec.py.
+    `moment`: when in the step, `share`: how far into it (of the gradients, modules or parameters),
+    `point`: where in the store's protocol,
+    `seconds`: the delay of a slowdown; empty or 0: the kind's default. `mtbf_steps`, `mtbf_s`: for
+    mtbf, which draws: the mean number of steps, or of seconds of supervised time, between two
+    failures; 0: not drawn. `entries`: for listed, each in the syntax of config/fault_spec.py.
     """
 
     kind: str = one_of("none", FAILURE_KINDS, "ecrl.failures")
@@ -202,10 +224,12 @@ class FailureConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """When failures happen, as shares of `target_steps`, so that one schedule fits runs of any length.
+    """When failures happen, as shares of `target_steps`, so that one schedule fits runs of any
+    length.
 
-    `at`: increasing shares, each above 0 and below 1. Each is moved to the nearest checkpoint boundary, and from there by `offset` of a checkpoint
-    interval: 0 is right after a checkpoint (nothing is lost), 0.5 half-way to the next. Empty: `failure.steps` applies, if given.
+    `at`: increasing shares, each above 0 and below 1. Each is moved to the nearest checkpoint
+    boundary, and from there by `offset` of a checkpoint interval: 0 is right after a checkpoint
+    (nothing is lost), 0.5 half-way to the next. Empty: `failure.steps` applies, if given.
     """
 
     name: str = "none"
@@ -220,8 +244,10 @@ class RecoveryConfig:
 
 @dataclass(frozen=True)
 class ElasticConfig:
-    """`replicas`: 0 is plain DDP, else the number of fixed micro-shards of the global batch. `schedule`: {step: world size}, from that step on.
-    `on_indivisible`: a world size that does not divide the batch is refused, or replaced by the next lower one that does.
+    """`replicas`: 0 is plain DDP, else the number of fixed micro-shards of the global batch.
+    `schedule`: {step: world size}, from that step on.
+    `on_indivisible`: a world size that does not divide the batch is refused, or replaced by the
+    next lower one that does.
     """
 
     replicas: int = at_least(0, 0)
@@ -231,15 +257,17 @@ class ElasticConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """`writer_grace_s`: how long a writer may finish its queue after its rank has died. `collective_timeout_s`: of gloo and NCCL.
+    """`writer_grace_s`: how long a writer may finish its queue after its rank has died.
+    `collective_timeout_s`: of gloo and NCCL.
 
-    `disk_interval_s`: interval of the disk samples in disk.jsonl; 0: none. `scrub_every_s`: the seconds between two scrubs of all checkpoints while
-    the run goes on, in scrub.jsonl; 0: none.
-    `nodes`: how many nodes of a Slurm allocation share the ranks equally. `on_node_loss`: if too few respond, Slurm is asked to requeue the
-    job, or fewer ranks continue.
-    `hang_timeout_s`, `hang_factor`: a rank hangs if it makes no progress for `hang_factor` times the longest step seen, at least
-    `hang_timeout_s`; before its first step, and while a state is saved, `start_timeout_s` applies. `grace_s`: how long a last checkpoint may
-    take when the run is to stop; 0: none is taken.
+    `disk_interval_s`: interval of the disk samples in disk.jsonl; 0: none. `scrub_every_s`: the
+    seconds between two scrubs of all checkpoints while the run goes on, in scrub.jsonl; 0: none.
+    `nodes`: how many nodes of a Slurm allocation share the ranks equally. `on_node_loss`: if too
+    few respond, Slurm is asked to requeue the job, or fewer ranks continue. `hang_timeout_s`,
+    `hang_factor`: a rank hangs if it makes no progress for `hang_factor` times the longest step
+    seen, at least `hang_timeout_s`; before its first step, and while a state is saved,
+    `start_timeout_s` applies. `grace_s`: how long a last checkpoint may take when the run is to
+    stop; 0: none is taken.
     """
 
     launcher: str = variant("torchrun", LAUNCHERS)
@@ -260,7 +288,9 @@ class SupervisionConfig:
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """Where the figures of the run are also shown. `place`: folder, address or file; empty: in the run directory, under tracker/."""
+    """Where the figures of the run are also shown. `place`: folder, address or file; empty: in the
+    run directory, under tracker/.
+    """
 
     name: str = variant("none", TRACKERS)
     place: str = ""
@@ -268,14 +298,18 @@ class TrackerConfig:
 
 @dataclass(frozen=True)
 class SealConfig:
-    """seal.json, written when a run ends. `key_file`: a key of 32 bytes or more that signs it; empty: it is not signed."""
+    """seal.json, written when a run ends. `key_file`: a key of 32 bytes or more that signs it;
+    empty: it is not signed.
+    """
 
     key_file: str = ""
 
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """One arm of a comparison. `failures`: whether the suite's failure plan applies to it; `resizes`: whether its world-size changes do."""
+    """One arm of a comparison. `failures`: whether the suite's failure plan applies to it;
+    `resizes`: whether its world-size changes do.
+    """
 
     name: str = "custom"
     failures: bool = True
@@ -284,8 +318,9 @@ class VariantConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Factors that `config.build` applies to keys the user did not type: fewer steps, a smaller batch or width. `world_size`, `launcher`: override
-    the run's, where not 0 or empty (smoke uses zygote, because importing torch for each attempt would take most of its time).
+    """Factors that `config.build` applies to keys the user did not type: fewer steps, a smaller
+    batch or width. `world_size`, `launcher`: override the run's, where not 0 or empty (smoke uses
+    zygote, because importing torch for each attempt would take most of its time).
     """
 
     name: str = one_of("paper", SCALES)
@@ -299,18 +334,22 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`: auto is NCCL for CUDA and gloo for the CPU;
-    gloo, if named, lets ranks share a GPU, which NCCL refuses. `run_dir` empty: named by content under outputs/.
+    """One run, resolved. `threads`: per rank (the number of threads changes the bits). `backend`:
+    auto is NCCL for CUDA and gloo for the CPU; gloo, if named, lets ranks share a GPU, which NCCL
+    refuses. `run_dir` empty: named by content under outputs/.
 
-    `private`: nobody but the owner may read what the run writes (0700); else whom the umask lets may. Nobody else ever writes there.
+    `private`: nobody but the owner may read what the run writes (0700); else whom the umask lets
+    may. Nobody else ever writes there.
 
-    `reference`: whether a reference run without failures is trained for comparison, if there is none: auto (if a failure is planned), none or
-    always.
+    `reference`: whether a reference run without failures is trained for comparison, if there is
+    none: auto (if a failure is planned), none or always.
 
-    `state_digests`: each rank logs digests of its state after every step (true), never (false), or as often as costs at most 1% of a step (auto,
-    measured). A bool in configurations recorded by earlier versions.
+    `state_digests`: each rank logs digests of its state after every step (true), never (false), or
+    as often as costs at most 1% of a step (auto, measured). A bool in configurations recorded by
+    earlier versions.
 
-    `continued_at`: the targets that the run had reached before it was given a higher one, ascending; ECRL sets it (`config.legs`).
+    `continued_at`: the targets that the run had reached before it was given a higher one,
+    ascending; ECRL sets it (`config.legs`).
     """
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})

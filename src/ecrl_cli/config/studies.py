@@ -1,5 +1,6 @@
-"""The settings of each study: one frozen dataclass per conf/study/NAME.yaml; defaults are the published number of trials, or fewer
-where a larger number is called recorded. `refuse` raises ConfigError for values that do not go together.
+"""The settings of each study: one frozen dataclass per conf/study/NAME.yaml; defaults are the
+published number of trials, or fewer where a larger number is called recorded. `refuse` raises
+ConfigError for values that do not go together.
 """
 
 from __future__ import annotations
@@ -34,15 +35,29 @@ def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) ->
 
 
 WRITING = ("blocking", "overlapped")
-# first: no checkpoints/ yet. overlapped: two in flight. rejected: over a damaged one. again: a step saved twice. recovery: after a crash.
-POWER_LOSS_WORKLOADS = ("first", "one", "two", "pointer", "retention", "overlapped", "stale_stage", "rejected", "again", "recovery")
+# first: no checkpoints/ yet. overlapped: two in flight. rejected: over a damaged one. again: a step
+# saved twice. recovery: after a crash.
+POWER_LOSS_WORKLOADS = (
+    "first",
+    "one",
+    "two",
+    "pointer",
+    "retention",
+    "overlapped",
+    "stale_stage",
+    "rejected",
+    "again",
+    "recovery",
+)
 # Failure kinds in the study `failures`. A partition needs a network namespace; backward is a kill.
 STRUCK = tuple(kind for kind in BUILTIN if kind not in ("backward", "partition"))
 
 
 @dataclass(frozen=True)
 class WriteLatency:
-    """`checkpoints` per seed and mode, modes interleaved. Published: 10 seeds x 40, 128 KiB model and 64 KiB optimizer."""
+    """`checkpoints` per seed and mode, modes interleaved. Published: 10 seeds x 40, 128 KiB model
+    and 64 KiB optimizer.
+    """
 
     SIZES: ClassVar[tuple[str, ...]] = ("checkpoints",)
     name: str = "write-latency"
@@ -55,14 +70,18 @@ class WriteLatency:
 
     def refuse(self) -> None:
         if self.seeds * self.checkpoints > MOST:
-            fact = f"{self.seeds} seeds of {self.checkpoints} checkpoints are more than {MOST} saves per mode"
+            fact = (
+                f"{self.seeds} seeds of {self.checkpoints} checkpoints are more than {MOST} saves"
+                " per mode"
+            )
             raise ConfigError("study.checkpoints", fact, "lower one of them")
 
 
 @dataclass(frozen=True)
 class CrashPoints:
-    """`trials` at after_model and without a crash, `fewer` at every other point (published 400 and 10); `kills`: at a random microsecond,
-    per mode. A kill keeps the page cache, so trials may be in memory (`in_memory`) instead of beside their records, and be small.
+    """`trials` at after_model and without a crash, `fewer` at every other point (published 400 and
+    10); `kills`: at a random microsecond, per mode. A kill keeps the page cache, so trials may be
+    in memory (`in_memory`) instead of beside their records, and be small.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("fewer", "kills")
@@ -81,16 +100,26 @@ class CrashPoints:
 
 @dataclass(frozen=True)
 class PowerLoss:
-    """`arms`: model (every legal state, enumerated), shutdown (loop image cut off), blocks (block log replayed).
+    """`arms`: model (every legal state, enumerated), shutdown (loop image cut off), blocks (block
+    log replayed).
 
-    The model: up to `model_states` states of each moment (64 times as many under atomic_dirsync), recovery itself cut off from `model_second` of them
-    per cell, `model_folders` rebuilt in real folders.
+    The model: up to `model_states` states of each moment (64 times as many under atomic_dirsync),
+    recovery itself cut off from `model_second` of them per cell, `model_folders` rebuilt in real
+    folders.
 
-    The real file systems: `real_trials` shutdowns per subject and file system (recorded: 1000) in `real_blocks` blocks, each on fresh ones, within
-    `real_window_s` of the first acknowledgement; `real_states` crash states per block log; payload of `real_model_bytes` and `real_optimizer_bytes`.
+    The real file systems: `real_trials` shutdowns per subject and file system (recorded: 1000) in
+    `real_blocks` blocks, each on fresh ones, within `real_window_s` of the first acknowledgement;
+    `real_states` crash states per block log; payload of `real_model_bytes` and
+    `real_optimizer_bytes`.
     """
 
-    SIZES: ClassVar[tuple[str, ...]] = ("real_trials", "real_states", "model_states", "model_second", "model_folders")
+    SIZES: ClassVar[tuple[str, ...]] = (
+        "real_trials",
+        "real_states",
+        "model_states",
+        "model_second",
+        "model_folders",
+    )
     name: str = "power-loss"
     arms: tuple[str, ...] = some_of(("model", "shutdown", "blocks"))
     modes: tuple[str, ...] = some_of(WRITE_MODES)
@@ -109,13 +138,16 @@ class PowerLoss:
 
 @dataclass(frozen=True)
 class Corruption:
-    """`trials` of each published fault and of the control (published: 400); `random` of each random fault; `seeds` per structural row;
-    `clean` verifications that must pass; `flips` of one bit per stock loader.
+    """`trials` of each published fault and of the control (published: 400); `random` of each random
+    fault; `seeds` per structural row; `clean` verifications that must pass; `flips` of one bit per
+    stock loader.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("random", "seeds", "clean", "flips")
     name: str = "corruption"
-    arms: tuple[str, ...] = some_of(("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors"))
+    arms: tuple[str, ...] = some_of(
+        ("published", "exhaustive", "random", "structural", "recovery", "clean", "anchors")
+    )
     trials: int = count(400, 1)
     random: int = count(1000, 1)
     seeds: int = count(20, 1)
@@ -126,14 +158,17 @@ class Corruption:
 
 @dataclass(frozen=True)
 class IoErrors:
-    """`arms`: calls (in memory: each call of each operation fails in each way, once or permanently), space (a tmpfs with room for 0, 1, 2, ...
+    """`arms`: calls (in memory: each call of each operation fails in each way, once or
+    permanently), space (a tmpfs with room for 0, 1, 2, ...
     `spaces` - 1 pages), inodes (likewise), sync (strace fails the K-th fsync of a real process).
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("spaces",)
     name: str = "io-errors"
     arms: tuple[str, ...] = some_of(("calls", "space", "inodes", "sync"))
-    operations: tuple[str, ...] = some_of(("save", "save again", "settle", "recover", "claim", "set aside"))
+    operations: tuple[str, ...] = some_of(
+        ("save", "save again", "settle", "recover", "claim", "set aside")
+    )
     modes: tuple[str, ...] = some_of(WRITE_MODES)
     layouts: tuple[str, ...] = some_of(LAYOUTS)
     spaces: int = count(200, 1)
@@ -142,7 +177,9 @@ class IoErrors:
 
 @dataclass(frozen=True)
 class DiskTimeline:
-    """`checkpoints` per mode, one every `every_s`; the disk is sampled every `fine_s`, shown also every `interval_s` (published: 1 s)."""
+    """`checkpoints` per mode, one every `every_s`; the disk is sampled every `fine_s`, shown also
+    every `interval_s` (published: 1 s).
+    """
 
     SIZES: ClassVar[tuple[str, ...]] = ("checkpoints",)
     name: str = "disk-timeline"
@@ -159,8 +196,8 @@ class DiskTimeline:
 class Writers:
     """Two concurrent writers, with fencing and races; clocks that jump; names that appear late.
 
-    `races`: simultaneous starts of two supervisors. `every`: pause a writer before each `every`-th call. `lies`: run histories under false
-    clocks. `saves`: of a writer that is read concurrently.
+    `races`: simultaneous starts of two supervisors. `every`: pause a writer before each `every`-th
+    call. `lies`: run histories under false clocks. `saves`: of a writer that is read concurrently.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("races", "lies", "saves")
@@ -174,7 +211,9 @@ class Writers:
 
 @dataclass(frozen=True)
 class Hostile:
-    """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input. `deadline_s`: after that a reader counts as hung."""
+    """Checkpoints and records prepared by an adversary. `every`: try each `every`-th input.
+    `deadline_s`: after that a reader counts as hung.
+    """
 
     name: str = "hostile"
     every: int = count(1, 1)
@@ -183,7 +222,9 @@ class Hostile:
 
 @dataclass(frozen=True)
 class Hangs:
-    """`each`: how often each hang, death or leak is tried; `slow`: scenarios of 1,000 slow steps for the detector."""
+    """`each`: how often each hang, death or leak is tried; `slow`: scenarios of 1,000 slow steps
+    for the detector.
+    """
 
     SIZES: ClassVar[tuple[str, ...]] = ("slow", "each")
     name: str = "hangs"
@@ -204,7 +245,9 @@ class Signals:
 
 @dataclass(frozen=True)
 class StoreSoak:
-    """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in turn, compared with a reference model."""
+    """`ops` random operations (recorded: 200,000) in programs of `length`, modes and layouts in
+    turn, compared with a reference model.
+    """
 
     SIZES: ClassVar[tuple[str, ...]] = ("ops",)
     name: str = "store-soak"
@@ -217,8 +260,9 @@ class StoreSoak:
 
 @dataclass(frozen=True)
 class Failures:
-    """`trials` real training runs (recorded: 500), each under two failures drawn from `kinds`. `capture`: checkpoint.capture of the strategies that
-    can defer."""
+    """`trials` real training runs (recorded: 500), each under two failures drawn from `kinds`.
+    `capture`: checkpoint.capture of the strategies that can defer.
+    """
 
     name: str = "failures"
     trials: int = count(120, 1)
@@ -230,7 +274,9 @@ class Failures:
 
 @dataclass(frozen=True)
 class Elastic:
-    """`trials` real training runs (recorded: 500) with random world sizes and random kills, with fixed replicas and without."""
+    """`trials` real training runs (recorded: 500) with random world sizes and random kills, with
+    fixed replicas and without.
+    """
 
     name: str = "elastic"
     trials: int = count(60, 1)
@@ -240,7 +286,9 @@ class Elastic:
 
 @dataclass(frozen=True)
 class LiveRecovery:
-    """Real training runs in which ranks die and others survive: a fixed matrix, then `trials` random runs (recorded: 200)."""
+    """Real training runs in which ranks die and others survive: a fixed matrix, then `trials`
+    random runs (recorded: 200).
+    """
 
     name: str = "live-recovery"
     trials: int = count(12, 1)
@@ -264,8 +312,10 @@ JOBS = (
 
 @dataclass(frozen=True)
 class Frameworks:
-    """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts; `processes`: on how many ranks, where a job can. `random`:
-    audits of healthy jobs killed anywhere (recorded: 100)."""
+    """Jobs of examples/jobs, killed in several places and audited. `jobs`: which scripts;
+    `processes`: on how many ranks, where a job can. `random`: audits of healthy jobs killed
+    anywhere (recorded: 100).
+    """
 
     SIZES: ClassVar[tuple[str, ...]] = ("random",)
     name: str = "frameworks"
@@ -277,13 +327,16 @@ class Frameworks:
 
 @dataclass(frozen=True)
 class MiniBatchFailure:
-    """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence. Published: 8 workers, 25, 50 and 75% of the gradients
-    applied, 2 to 6 survivors.
+    """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence.
+    Published: 8 workers, 25, 50 and 75% of the gradients applied, 2 to 6 survivors.
 
-    `scale`: paper (as published, days), middle (learnt to a real accuracy, hours on two cores), small (minutes), smoke (seconds).
-    `percents`: of the gradient tensors in backward order (0: in forward). `casualties`: drawn per seed, or the last workers, or the first.
-    `data`: synthetic, or files under `root`. `mask`, `buffers`, `division`: the corrections of the published simulation, each of which can be left
-    out. `long_run`: also continue to the end of the run, after one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with
+    `scale`: paper (as published, days), middle (learnt to a real accuracy, hours on two cores),
+    small (minutes), smoke (seconds).
+    `percents`: of the gradient tensors in backward order (0: in forward). `casualties`: drawn per
+    seed, or the last workers, or the first.
+    `data`: synthetic, or files under `root`. `mask`, `buffers`, `division`: the corrections of the
+    published simulation, each of which can be left out. `long_run`: also continue to the end of the
+    run, after one failure and after `failures`. `rounds`: of timing. `averages`: in the arm with
     dormant workers, 0: without it. `hours`: upper limit of the study's own time estimate.
     """
 
@@ -291,7 +344,15 @@ class MiniBatchFailure:
     name: str = "mini-batch-failure"
     scale: str = field(default="small", metadata={"choices": ("small", "middle", "paper", "smoke")})
     applications: tuple[str, ...] = some_of(("resnet50", "nt3"))
-    strategies: tuple[str, ...] = some_of(("checkpoint_restart", "half_updated_rollback", "consistent_rollback", "lossy_forward", "skip"))
+    strategies: tuple[str, ...] = some_of(
+        (
+            "checkpoint_restart",
+            "half_updated_rollback",
+            "consistent_rollback",
+            "lossy_forward",
+            "skip",
+        )
+    )
     percents: tuple[int, ...] = some_counts((25, 50, 75), 0, 99)
     survivors: tuple[int, ...] = some_counts((2, 3, 4, 5, 6), 1, 1023)
     replicas: int = field(default=8, metadata={"minimum": 2, "below": 1025})
@@ -310,18 +371,24 @@ class MiniBatchFailure:
 
     def refuse(self) -> None:
         if max(self.survivors) >= self.replicas:
-            fact = f"{max(self.survivors)} survivors of {self.replicas} workers: nobody would have died"
+            fact = (
+                f"{max(self.survivors)} survivors of {self.replicas} workers: nobody would have"
+                " died"
+            )
             raise ConfigError("study.survivors", fact, "lower it or raise study.replicas")
 
 
 @dataclass(frozen=True)
 class RecoveryOverhead:
-    """The cost of each recovery strategy: a sum of measured parts, and an event-driven simulation of a job at scale.
+    """The cost of each recovery strategy: a sum of measured parts, and an event-driven simulation
+    of a job at scale.
 
-    `source`: published (Table I), typed, or a folder of runs, whose failures are then predicted too. A part typed in seconds overrides the
-    source's (0: not typed). `mtbf_min`: minutes between failures of a system of `reference_workers` (0: of any size); `fatal_percent`: of
-    failures that leave no state to continue from. A job has work for `failures` MTBFs and is repeated `repetitions` times. `replace_s`: until a
-    dead worker is replaced; a warm spare starts in `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
+    `source`: published (Table I), typed, or a folder of runs, whose failures are then predicted
+    too. A part typed in seconds overrides the source's (0: not typed). `mtbf_min`: minutes between
+    failures of a system of `reference_workers` (0: of any size); `fatal_percent`: of failures that
+    leave no state to continue from. A job has work for `failures` MTBFs and is repeated
+    `repetitions` times. `replace_s`: until a dead worker is replaced; a warm spare starts in
+    `spare_share` of a start. `weibull_shape`: of the gaps in the arm beside the exponential ones.
     """
 
     SIZES: ClassVar[tuple[str, ...]] = ("repetitions",)
@@ -349,14 +416,30 @@ class RecoveryOverhead:
     planted: bool = True
 
     def refuse(self) -> None:
-        if self.source not in ("published", "typed") and not Path(self.source).expanduser().is_dir():
-            raise ConfigError("study.source", f"{shown(self.source)} is no folder", "give published, typed, or the folder of a run or a sweep")
+        if (
+            self.source not in ("published", "typed")
+            and not Path(self.source).expanduser().is_dir()
+        ):
+            raise ConfigError(
+                "study.source",
+                f"{shown(self.source)} is no folder",
+                "give published, typed, or the folder of a run or a sweep",
+            )
         for key in ("mini_batch_s", "checkpoint_s") if self.source == "typed" else ():
             if getattr(self, key) == 0:
-                raise ConfigError(f"study.{key}", "is 0, and study.source=typed has no other", f"give the seconds: study.{key}=SECONDS")
+                raise ConfigError(
+                    f"study.{key}",
+                    "is 0, and study.source=typed has no other",
+                    f"give the seconds: study.{key}=SECONDS",
+                )
         if self.casualties >= min(self.workers):
-            fact = f"{self.casualties} of {min(self.workers)} workers leave no survivor, and strategies are compared that need one"
-            raise ConfigError("study.casualties", fact, "lower it, or leave so few out of study.workers")
+            fact = (
+                f"{self.casualties} of {min(self.workers)} workers leave no survivor, and"
+                " strategies are compared that need one"
+            )
+            raise ConfigError(
+                "study.casualties", fact, "lower it, or leave so few out of study.workers"
+            )
 
 
 _KINDS = (
@@ -383,7 +466,9 @@ STUDIES: dict[str, type[Any]] = {kind.name: kind for kind in _KINDS}
 
 
 def study_keys(name: str) -> type[Any] | None:
-    """The settings class of the study `name`, built-in or of an installed package; None if there is no such study."""
+    """The settings class of the study `name`, built-in or of an installed package; None if there is
+    no such study.
+    """
     if name in STUDIES:
         return STUDIES[name]
     for point in entry_points(group="ecrl.studies", name=name):

@@ -1,4 +1,6 @@
-"""The resolved configuration of one study: converts and checks what Hydra composed; its identity."""
+"""The resolved configuration of one study: converts and checks what Hydra composed; its
+identity.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ecrl_cli.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """`study`: one of `config.studies`. `workers`: processes that share the trials, where a study allows it (0: one per core).
+    """`study`: one of `config.studies`. `workers`: processes that share the trials, where a study
+    allows it (0: one per core).
 
     `trial`: run only the trial of this key, and print its record.
     """
@@ -45,22 +48,28 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     keys = study_keys(str(name))
     if keys is None:
         raise unknown("study", str(name), STUDIES)
-    _refuse_unknown([str(key) for key in values], [f.name for f in fields(StudyConfig) if f.name != "study"], "")
+    _refuse_unknown(
+        [str(key) for key in values], [f.name for f in fields(StudyConfig) if f.name != "study"], ""
+    )
     _refuse_unknown([str(key) for key in inner], [f.name for f in fields(keys)], "study.")
     study = convert(keys, inner, "study.")
     for key, value in encode(study).items():
         if isinstance(value, list) and (not value or len(set(value)) < len(value)):
-            raise ConfigError(f"study.{key}", f"must name at least one, each once, got {shown(value)}")
+            raise ConfigError(
+                f"study.{key}", f"must name at least one, each once, got {shown(value)}"
+            )
     if hasattr(study, "refuse"):
         study.refuse()
     return replace(convert(StudyConfig, values), study=study)
 
 
 def sized(name: str, trials: int, typed: Collection[str]) -> dict[str, int]:
-    """What `study.trials=TRIALS` means to the study `name`: the keys that it sets. `typed`: keys that the user set (without `study.`), which stay.
+    """What `study.trials=TRIALS` means to the study `name`: the keys that it sets. `typed`: keys
+    that the user set (without `study.`), which stay.
 
-    `SIZES` of a study are its numbers of repetitions: the first is what `trials` is elsewhere, where the study has no such key; the others get no
-    larger than it. ConfigError for a study whose trials are a fixed list.
+    `SIZES` of a study are its numbers of repetitions: the first is what `trials` is elsewhere,
+    where the study has no such key; the others get no larger than it. ConfigError for a study whose
+    trials are a fixed list.
     """
     keys = study_keys(name)
     known: dict[str, Any] = {each.name: each for each in fields(keys)} if keys else {}
@@ -70,19 +79,29 @@ def sized(name: str, trials: int, typed: Collection[str]) -> dict[str, int]:
         raise ConfigError("study.trials", f"{name} tries a fixed list", way)
     found = {"trials": trials} if "trials" in known else {sizes[0]: trials}
     found |= {size: min(known[size].default, trials) for size in sizes if size not in found}
-    return {key: max(value, int(known[key].metadata.get("minimum", 0))) for key, value in found.items() if key not in typed or key == "trials"}
+    return {
+        key: max(value, int(known[key].metadata.get("minimum", 0)))
+        for key, value in found.items()
+        if key not in typed or key == "trials"
+    }
 
 
 def _refuse_unknown(keys: list[str], known: list[str], prefix: str) -> None:
     for key in keys:
         if key not in known:
             listed = ", ".join(prefix + name for name in known if name != "name")
-            raise ConfigError(prefix + key, f"unknown key {shown(prefix + key)}", f"{did_you_mean(key, known)} known: {listed}".strip())
+            raise ConfigError(
+                prefix + key,
+                f"unknown key {shown(prefix + key)}",
+                f"{did_you_mean(key, known)} known: {listed}".strip(),
+            )
 
 
 def study_id(config: StudyConfig) -> str:
     """64 hex digits: the hash of what changes the trials, the study's keys and the seed."""
-    text = json.dumps({"study": encode(config.study), "seed": config.seed}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        {"study": encode(config.study), "seed": config.seed}, sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 

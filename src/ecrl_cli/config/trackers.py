@@ -1,6 +1,7 @@
 """Where a run's figures are also shown: one object per tracker. Torch-free.
 
-From another package: a `TrackerKind` as an entry point in the group `ecrl.trackers`. tests/contract/test_trackers.py checks each of them.
+From another package: a `TrackerKind` as an entry point in the group `ecrl.trackers`.
+tests/contract/test_trackers.py checks each of them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from ecrl_cli.linux.prerequisites import lacking
 class TrackerKind:
     """`description`: one sentence, also the first of conf/tracker/NAME.yaml.
 
-    `implementation`: "module:attribute" of a class with the interface of runs/tracking/sinks.py; empty: nothing is tracked. It is imported by the
-    process that follows the run, never by the supervisor or a rank. `package`: what it imports, and `extra` the extra of ECRL that brings it.
+    `implementation`: "module:attribute" of a class with the interface of runs/tracking/sinks.py;
+    empty: nothing is tracked. It is imported by the process that follows the run, never by the
+    supervisor or a rank. `package`: what it imports, and `extra` the extra of ECRL that brings it.
     """
 
     name: str
@@ -32,13 +34,21 @@ class TrackerKind:
         return import_attribute("tracker", self.name, self.implementation)
 
     def refuse(self, place: str) -> None:
-        """ConfigError where its package is not installed, or where `place`, which is recorded, holds a password."""
+        """ConfigError where its package is not installed, or where `place`, which is recorded,
+        holds a password.
+        """
         if "@" in place.partition("://")[2].partition("/")[0]:
             raise ConfigError(
-                "tracker.place", "holds a user or password, which would be recorded", "give them as the tracker's environment variables"
+                "tracker.place",
+                "holds a user or password, which would be recorded",
+                "give them as the tracker's environment variables",
             )
         if self.package and lacking(self.package):
-            raise ConfigError("tracker", f"{self.name} needs the package {self.package}", f"pip install 'ecrl[{self.extra}]', or tracker=none")
+            raise ConfigError(
+                "tracker",
+                f"{self.name} needs the package {self.package}",
+                f"pip install 'ecrl[{self.extra}]', or tracker=none",
+            )
 
 
 _SINKS = "ecrl_cli.runs.tracking.sinks"
@@ -70,4 +80,6 @@ PROMETHEUS = TrackerKind(
     implementation=f"{_SINKS}:Prometheus",
 )
 
-TRACKERS = VariantRegistry("tracker", "ecrl.trackers", TrackerKind, (NONE, TENSORBOARD, MLFLOW, WANDB, PROMETHEUS))
+TRACKERS = VariantRegistry(
+    "tracker", "ecrl.trackers", TrackerKind, (NONE, TENSORBOARD, MLFLOW, WANDB, PROMETHEUS)
+)

@@ -1,4 +1,6 @@
-"""The data sets by name. A data set's module is imported on demand only: digits works without torchvision."""
+"""The data sets by name. A data set's module is imported on demand only: digits works without
+torchvision.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from ecrl_cli.errors import DatasetError
 if TYPE_CHECKING:
     from ecrl_cli.data.sample_set import SampleSet
 
-# name -> builder: (DatasetConfig) -> SampleSet, or a map-style data set of tuples (x, y, id): the training set, which may offer held-out samples.
-# An installed package adds its own under the entry-point group.
+# name -> builder: (DatasetConfig) -> SampleSet, or a map-style data set of tuples (x, y, id): the
+# training set, which may offer held-out samples. An installed package adds its own under the
+# entry-point group.
 REGISTRY = Registry(
     kind="dataset",
     group="ecrl.datasets",
@@ -29,7 +32,9 @@ REGISTRY = Registry(
 
 
 def build_dataset(config: DatasetConfig) -> SampleSet:
-    """The training set that `config` describes. Downloads nothing: `preflight.prepare` does that before, in one process."""
+    """The training set that `config` describes. Downloads nothing: `preflight.prepare` does that
+    before, in one process.
+    """
     from ecrl_cli.data.sample_set import SampleSet, TupleSet, without  # imports torch
 
     built = REGISTRY.load(config.name)(config)
@@ -38,7 +43,9 @@ def build_dataset(config: DatasetConfig) -> SampleSet:
 
 
 def held_out_of(dataset: SampleSet) -> SampleSet:
-    """What quality is measured on beside the training set `dataset`. DatasetError where there is nothing, or it is of another kind."""
+    """What quality is measured on beside the training set `dataset`. DatasetError where there is
+    nothing, or it is of another kind.
+    """
     held_out, name = dataset.held_out(), dataset.traits.name
     if held_out is None or not len(held_out):
         raise no_held_out(name)
@@ -46,11 +53,17 @@ def held_out_of(dataset: SampleSet) -> SampleSet:
     if (ours.classes, ours.shape) != (theirs.classes, theirs.shape):
         kinds = f"{theirs.classes} classes of {theirs.shape}, {ours.classes} of {ours.shape}"
         raise DatasetError(
-            "dataset", f"the held-out samples of {name} are not like those it trains on ({kinds})", "mend its package, or leave evaluate.every out"
+            "dataset",
+            f"the held-out samples of {name} are not like those it trains on ({kinds})",
+            "mend its package, or leave evaluate.every out",
         )
     return held_out
 
 
 def no_held_out(name: str) -> DatasetError:
     """The error for an evaluation where there is nothing to evaluate on."""
-    return DatasetError("evaluate.every", f"{name} has no held-out data: every sample is trained on", "hold some out: dataset.held_out=N")
+    return DatasetError(
+        "evaluate.every",
+        f"{name} has no held-out data: every sample is trained on",
+        "hold some out: dataset.held_out=N",
+    )

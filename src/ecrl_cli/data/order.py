@@ -1,7 +1,7 @@
 """Which samples a step consumes: a function of (seed, epoch, size), without torch.
 
-The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it (with replicas: its replicas' shards). A sample id is
-the data set's index.
+The window of a step is `global_batch` sample ids; rank r owns the r-th contiguous shard of it (with
+replicas: its replicas' shards). A sample id is the data set's index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ def steps_per_epoch(size: int, global_batch: int) -> int:
     """Whole windows in an epoch; ConfigError if there is none."""
     steps = size // global_batch
     if steps == 0:
-        raise ConfigError("global_batch", f"{global_batch} is larger than the dataset ({size}): an epoch would have 0 steps", f"use at most {size}")
+        raise ConfigError(
+            "global_batch",
+            f"{global_batch} is larger than the dataset ({size}): an epoch would have 0 steps",
+            f"use at most {size}",
+        )
     return steps
 
 
@@ -33,13 +37,19 @@ def check_divisible(global_batch: int, world_size: int) -> None:
         return
     below = global_batch // world_size * world_size
     choices = f"{below} or {below + world_size}" if below else str(world_size)
-    raise ConfigError("global_batch", f"{global_batch} is not divisible by world size {world_size}", f"use {choices}")
+    raise ConfigError(
+        "global_batch",
+        f"{global_batch} is not divisible by world size {world_size}",
+        f"use {choices}",
+    )
 
 
 def epoch_order(seed: int, epoch: int, size: int, global_batch: int = 1) -> Ids:
     """The sample ids of an epoch in order, cut to whole windows of `global_batch`."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-    return generator.permutation(size).astype(np.int64, copy=False)[: steps_per_epoch(size, global_batch) * global_batch]
+    return generator.permutation(size).astype(np.int64, copy=False)[
+        : steps_per_epoch(size, global_batch) * global_batch
+    ]
 
 
 def window(order: Ids, step: int, global_batch: int) -> Ids:
@@ -72,7 +82,8 @@ def _cached_order(seed: int, epoch: int, size: int, global_batch: int) -> Ids:
 
 
 class ResumableGlobalBatchSampler:
-    """A cursor over the global order: its state is (epoch, cursor_step, seed), for any number of ranks.
+    """A cursor over the global order: its state is (epoch, cursor_step, seed), for any number of
+    ranks.
 
     `cursor_step` is the 0-based step of `epoch` to be consumed next.
     """
@@ -85,7 +96,11 @@ class ResumableGlobalBatchSampler:
 
     def window(self) -> Ids:
         """The ids of the next step (read-only)."""
-        return window(_cached_order(self.seed, self.epoch, self.size, self.global_batch), self.cursor_step, self.global_batch)
+        return window(
+            _cached_order(self.seed, self.epoch, self.size, self.global_batch),
+            self.cursor_step,
+            self.global_batch,
+        )
 
     def shard(self, rank: int, world_size: int) -> Ids:
         """The shard of the window that `rank` owns (read-only)."""
@@ -101,13 +116,22 @@ class ResumableGlobalBatchSampler:
         return {"epoch": self.epoch, "cursor_step": self.cursor_step, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`; ConfigError for another seed, RecordError for a position that this order does not have."""
+        """Restores `state`; ConfigError for another seed, RecordError for a position that this
+        order does not have.
+        """
         if set(state) != {"epoch", "cursor_step", "seed"}:
-            raise RecordError("sampler", f"state has {sorted(state)}, not epoch, cursor_step, seed", "resume from another checkpoint")
+            raise RecordError(
+                "sampler",
+                f"state has {sorted(state)}, not epoch, cursor_step, seed",
+                "resume from another checkpoint",
+            )
         if state["seed"] != self.seed:
             fact = f"the checkpoint's order has seed {state['seed']}, this run {self.seed}"
             raise ConfigError("seed", fact, f"set seed={state['seed']} or start a new run")
         if state["epoch"] < 0 or not 0 <= state["cursor_step"] < self.steps_per_epoch:
-            fact = f"step {state['cursor_step']} of epoch {state['epoch']} does not exist with {plural(self.steps_per_epoch, 'step')} per epoch"
+            fact = (
+                f"step {state['cursor_step']} of epoch {state['epoch']} does not exist with"
+                f" {plural(self.steps_per_epoch, 'step')} per epoch"
+            )
             raise RecordError("sampler", fact, "restore the data set or start a new run")
         self.epoch, self.cursor_step = int(state["epoch"]), int(state["cursor_step"])

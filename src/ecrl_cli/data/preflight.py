@@ -1,4 +1,5 @@
-"""The files of the data sets: what the official archives hold, downloading them, and checking that a copy is present and intact.
+"""The files of the data sets: what the official archives hold, downloading them, and checking that
+a copy is present and intact.
 
 On the supervising side before the start, and on each rank before loading. Torch-free.
 """
@@ -21,12 +22,15 @@ from ecrl_cli.storage.files import write_whole
 CONNECT_S = 1.5  # seconds; keeps the error within two seconds on a machine without a network
 CHUNK = 1 << 20  # bytes
 DIGITS_SIZE = 1797
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+# torchvision's
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """`files`: MD5 of every file (torchvision's tables); `folder`: its folder under root/NAME; `size`: training samples."""
+    """`files`: MD5 of every file (torchvision's tables); `folder`: its folder under root/NAME;
+    `size`: training samples.
+    """
 
     url: str
     md5: str
@@ -73,21 +77,33 @@ ARCHIVES = {
 
 
 def download(archive: Archive, home: Path) -> None:
-    """Puts the archive's files under `home`. DatasetError if the download fails or the MD5 differs."""
+    """Puts the archive's files under `home`. DatasetError if the download fails or the MD5
+    differs.
+    """
     try:
         with tempfile.TemporaryFile() as file:
             got = _fetch(archive.url, file)
             if got != archive.md5:
-                raise DatasetError("dataset.download", f"{archive.url} md5 mismatch (expected {archive.md5}, got {got})", _remedy(archive, home))
+                raise DatasetError(
+                    "dataset.download",
+                    f"{archive.url} md5 mismatch (expected {archive.md5}, got {got})",
+                    _remedy(archive, home),
+                )
             file.seek(0)
             _unpack(archive, file, home)
     except (OSError, tarfile.TarError) as error:
-        fact = f"{home / archive.folder} lacks files, and {archive.url} cannot be downloaded ({getattr(error, 'reason', error)})"
+        fact = (
+            f"{home / archive.folder} lacks files, and {archive.url} cannot be downloaded"
+            f" ({getattr(error, 'reason', error)})"
+        )
         raise DatasetError("dataset.root", fact, _remedy(archive, home)) from error
 
 
 def _remedy(archive: Archive, home: Path) -> str:
-    return f"put the official archive's files into {home / archive.folder}, or set dataset.root to the folder that holds {home.name}/"
+    return (
+        f"put the official archive's files into {home / archive.folder}, or set dataset.root to the"
+        f" folder that holds {home.name}/"
+    )
 
 
 def _fetch(url: str, file: IO[bytes]) -> str:
@@ -114,8 +130,8 @@ def _unpack(archive: Archive, file: IO[bytes], home: Path) -> None:
 
 
 def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: None) -> bool:
-    """`check`, after a download where files are missing and `download` allows it; returns whether there was one. Call it in one process, before
-    the ranks start.
+    """`check`, after a download where files are missing and `download` allows it; returns whether
+    there was one. Call it in one process, before the ranks start.
     """
     downloads = dataset.download and bool(missing(dataset))
     if downloads:
@@ -127,32 +143,57 @@ def prepare(dataset: DatasetConfig, say: Callable[[str], None] = lambda line: No
 
 
 def check(dataset: DatasetConfig) -> None:
-    """DatasetError for a missing folder or file, or a wrong MD5 where the official checksums are required."""
+    """DatasetError for a missing folder or file, or a wrong MD5 where the official checksums are
+    required.
+    """
     try:
         if dataset.name in ARCHIVES:
             _check_archive(dataset)
         elif dataset.name == "imagefolder":
             _check_image_folder(image_folder(dataset))
         elif dataset.name == "tinyimagenet":
-            _check_there(dataset, [tiny_folder(dataset) / name for name in ("train", "val/images", "val/val_annotations.txt")], f"unpack {TINY_URL}")
+            _check_there(
+                dataset,
+                [
+                    tiny_folder(dataset) / name
+                    for name in ("train", "val/images", "val/val_annotations.txt")
+                ],
+                f"unpack {TINY_URL}",
+            )
         elif dataset.name == "nt3":
-            _check_there(dataset, [home(dataset) / name for name in NT3_FILES.values()], f"put {' and '.join(NT3_FILES.values())} of {NT3_URL}")
+            _check_there(
+                dataset,
+                [home(dataset) / name for name in NT3_FILES.values()],
+                f"put {' and '.join(NT3_FILES.values())} of {NT3_URL}",
+            )
     except OSError as error:
-        raise DatasetError("dataset.root", f"{error.filename or home(dataset)} cannot be read ({error.strerror})", "make it readable") from error
+        raise DatasetError(
+            "dataset.root",
+            f"{error.filename or home(dataset)} cannot be read ({error.strerror})",
+            "make it readable",
+        ) from error
 
 
 def known_size(dataset: DatasetConfig) -> int | None:
-    """Number of training samples, where known without reading them; else None. DatasetError if dataset.held_out leaves none."""
+    """Number of training samples, where known without reading them; else None. DatasetError if
+    dataset.held_out leaves none.
+    """
     size = _whole_size(dataset)
     if dataset.held_out and size is not None and dataset.held_out >= size:
-        fact = f"{dataset.held_out} of the {size} samples of {dataset.name} leave nothing to train on"
+        fact = (
+            f"{dataset.held_out} of the {size} samples of {dataset.name} leave nothing to train on"
+        )
         raise DatasetError("dataset.held_out", fact, f"use less than {size}")
     return None if size is None else size - dataset.held_out
 
 
 def without_held_out(dataset: DatasetConfig) -> bool:
-    """Whether it is known, without reading the data, that there is nothing to measure quality on."""
-    none = dataset.name == "digits" or (dataset.name == "imagefolder" and held_out_images(dataset) is None)
+    """Whether it is known, without reading the data, that there is nothing to measure quality
+    on.
+    """
+    none = dataset.name == "digits" or (
+        dataset.name == "imagefolder" and held_out_images(dataset) is None
+    )
     return none and not dataset.held_out
 
 
@@ -174,7 +215,9 @@ def home(dataset: DatasetConfig) -> Path:
 
 
 def image_folder(dataset: DatasetConfig) -> Path:
-    """The folder that holds one folder per class: root/imagefolder, or its `train` where there is one."""
+    """The folder that holds one folder per class: root/imagefolder, or its `train` where there is
+    one.
+    """
     train = home(dataset) / "train"
     return train if train.is_dir() else home(dataset)
 
@@ -193,7 +236,15 @@ def tiny_folder(dataset: DatasetConfig) -> Path:
 def missing(dataset: DatasetConfig) -> list[Path]:
     """The missing files of the official archive; none for a data set without one."""
     archive = ARCHIVES.get(dataset.name)
-    return [path for path in (home(dataset) / archive.folder / name for name in archive.files) if not path.is_file()] if archive else []
+    return (
+        [
+            path
+            for path in (home(dataset) / archive.folder / name for name in archive.files)
+            if not path.is_file()
+        ]
+        if archive
+        else []
+    )
 
 
 def _check_archive(dataset: DatasetConfig) -> None:
@@ -201,9 +252,20 @@ def _check_archive(dataset: DatasetConfig) -> None:
     archive = ARCHIVES[dataset.name]
     folder = home(dataset) / archive.folder
     if lacking:
-        what = f"{lacking[0]} is missing" if folder.is_dir() else f"{dataset.name} is not there: no folder {folder}"
-        remedy = f"put the official archive's files there, or set dataset.root to the folder that holds {dataset.name}/"
-        raise DatasetError("dataset.root", what, f"{remedy}{'' if dataset.download else ', or set dataset.download=true'}")
+        what = (
+            f"{lacking[0]} is missing"
+            if folder.is_dir()
+            else f"{dataset.name} is not there: no folder {folder}"
+        )
+        remedy = (
+            "put the official archive's files there, or set dataset.root to the folder that holds"
+            f" {dataset.name}/"
+        )
+        raise DatasetError(
+            "dataset.root",
+            what,
+            f"{remedy}{'' if dataset.download else ', or set dataset.download=true'}",
+        )
     if dataset.checksum == "official":
         for name, expected in archive.files.items():
             _check_sum(folder / name, expected)
@@ -213,28 +275,49 @@ def _check_there(dataset: DatasetConfig, paths: list[Path], ways: str) -> None:
     """DatasetError for the first of `paths` that does not exist; `ways` begins the remedy."""
     for path in paths:
         if not path.exists():
-            remedy = f"{ways} into {home(dataset)}, or set dataset.root to the folder that holds {dataset.name}/"
-            raise DatasetError("dataset.root", f"{dataset.name} is not there: {path} is missing", remedy)
+            remedy = (
+                f"{ways} into {home(dataset)}, or set dataset.root to the folder that holds"
+                f" {dataset.name}/"
+            )
+            raise DatasetError(
+                "dataset.root", f"{dataset.name} is not there: {path} is missing", remedy
+            )
 
 
 def _check_sum(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         got = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if got != expected:
-        remedy = "restore the official file, or set dataset.checksum=none for a subset or a copy that you trust"
-        raise DatasetError("dataset.checksum", f"{path} md5 mismatch (expected {expected}, got {got})", remedy)
+        remedy = (
+            "restore the official file, or set dataset.checksum=none for a subset or a copy that"
+            " you trust"
+        )
+        raise DatasetError(
+            "dataset.checksum", f"{path} md5 mismatch (expected {expected}, got {got})", remedy
+        )
 
 
 def _check_image_folder(folder: Path) -> None:
     if not folder.is_dir():
-        remedy = "put one folder of images per class there, or set dataset.root to the folder that holds imagefolder/"
+        remedy = (
+            "put one folder of images per class there, or set dataset.root to the folder that holds"
+            " imagefolder/"
+        )
         raise DatasetError("dataset.root", f"imagefolder is not there: no folder {folder}", remedy)
     classes = _class_folders(folder)
     if len(classes) < 2:
-        raise DatasetError("dataset.root", f"{folder} has {len(classes)} class folders, need 2 or more", "put one folder of images per class there")
+        raise DatasetError(
+            "dataset.root",
+            f"{folder} has {len(classes)} class folders, need 2 or more",
+            "put one folder of images per class there",
+        )
     for each in classes:
         if next(_images(each), None) is None:
-            raise DatasetError("dataset.root", f"{each} holds no image ({' '.join(IMAGE_SUFFIXES)})", "fill or remove that folder")
+            raise DatasetError(
+                "dataset.root",
+                f"{each} holds no image ({' '.join(IMAGE_SUFFIXES)})",
+                "fill or remove that folder",
+            )
 
 
 def _class_folders(folder: Path) -> list[Path]:

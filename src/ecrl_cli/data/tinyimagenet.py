@@ -1,4 +1,6 @@
-"""Tiny ImageNet as its archive unpacks: train/WNID/images/*.JPEG, val/images/*.JPEG with the classes in val/val_annotations.txt."""
+"""Tiny ImageNet as its archive unpacks: train/WNID/images/*.JPEG, val/images/*.JPEG with the
+classes in val/val_annotations.txt.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the trainin
 
 
 class TinyImageNetWithIDs(SampleSet):
-    """A sample id is the index in the order of classes by WNID and files by name; images are read on demand."""
+    """A sample id is the index in the order of classes by WNID and files by name; images are read
+    on demand.
+    """
 
     def __init__(self, config: DatasetConfig, split: str = "train") -> None:
         preflight.check(config)
@@ -37,22 +41,38 @@ class TinyImageNetWithIDs(SampleSet):
     def fetch(self, ids: Ids) -> tuple[Pixels, Labels]:
         chosen = [self._samples[int(sample_id)] for sample_id in ids]
         pixels = np.stack([_picture(path) for path, _ in chosen]).transpose(0, 3, 1, 2)
-        return np.ascontiguousarray(pixels), np.array([label for _, label in chosen], dtype=np.int64)
+        return np.ascontiguousarray(pixels), np.array(
+            [label for _, label in chosen], dtype=np.int64
+        )
 
 
 def _training(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
-    files = [(path, label) for label, wnid in enumerate(wnids) for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))]
+    files = [
+        (path, label)
+        for label, wnid in enumerate(wnids)
+        for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
+    ]
     if not files:
-        raise DatasetError("dataset.root", f"{folder / 'train'} holds no WNID/images/*.JPEG", "unpack the archive again")
+        raise DatasetError(
+            "dataset.root",
+            f"{folder / 'train'} holds no WNID/images/*.JPEG",
+            "unpack the archive again",
+        )
     return files
 
 
 def _validation(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     """Sorted by file name, so that the order does not depend on that of the annotations."""
     table = folder / "val" / "val_annotations.txt"
-    rows = sorted(line.split("\t")[:2] for line in table.read_text(encoding="utf-8").splitlines() if line.strip())
+    rows = sorted(
+        line.split("\t")[:2]
+        for line in table.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    )
     if wrong := next((row for row in rows if len(row) < 2 or row[1] not in wnids), None):
-        raise DatasetError("dataset.root", f"{table}: {wrong} names no class of train/", "unpack the archive again")
+        raise DatasetError(
+            "dataset.root", f"{table}: {wrong} names no class of train/", "unpack the archive again"
+        )
     return [(folder / "val" / "images" / name, wnids.index(wnid)) for name, wnid in rows]
 
 
@@ -62,7 +82,13 @@ def _picture(path: Path) -> Pixels:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
     except OSError as error:  # Pillow's errors too
-        raise DatasetError("dataset.root", f"{path} cannot be read ({error})", "restore that file") from error
+        raise DatasetError(
+            "dataset.root", f"{path} cannot be read ({error})", "restore that file"
+        ) from error
     if pixels.shape != (SIDE, SIDE, 3):
-        raise DatasetError("dataset.root", f"{path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, not {SIDE} x {SIDE}", "restore that file")
+        raise DatasetError(
+            "dataset.root",
+            f"{path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, not {SIDE} x {SIDE}",
+            "restore that file",
+        )
     return pixels

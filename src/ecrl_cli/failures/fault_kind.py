@@ -1,7 +1,8 @@
-"""The base class of every kind of failure, and the kinds by name: built-in ones, and those of installed packages (entry points in the group
-`ecrl.failures`). Torch-free.
+"""The base class of every kind of failure, and the kinds by name: built-in ones, and those of
+installed packages (entry points in the group `ecrl.failures`). Torch-free.
 
-The plan, the ranks, the supervisor and `verify` ask the kind's object (`fault_kind`) and never compare names.
+The plan, the ranks, the supervisor and `verify` ask the kind's object (`fault_kind`) and never
+compare names.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Victim(Enum):
-    """What a kind of failure hits. The value is the subject of the kind's `text`, unless it is a rank."""
+    """What a kind of failure hits. The value is the subject of the kind's `text`, unless it is a
+    rank.
+    """
 
     RANK = "a rank"
     RANKS = "a rank, several, all, or a node"
@@ -58,7 +61,9 @@ class Death(NamedTuple):
 
 
 class RefusedFault(Exception):
-    """A failure that cannot be planned as typed. `key`: within the group `failure`; `reason` and `remedy`: for the one-line error."""
+    """A failure that cannot be planned as typed. `key`: within the group `failure`; `reason` and
+    `remedy`: for the one-line error.
+    """
 
     def __init__(self, key: str, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -67,7 +72,9 @@ class RefusedFault(Exception):
 
 @dataclass(frozen=True)
 class InjectionContext:
-    """Arguments of `inject`. `peers`: pids by rank, of the ranks hit with this one. `output`: of the module in whose forward it is injected."""
+    """Arguments of `inject`. `peers`: pids by rank, of the ranks hit with this one. `output`: of
+    the module in whose forward it is injected.
+    """
 
     layout: RunLayout
     entry: PlannedFailure
@@ -85,7 +92,9 @@ class SaveInProgress(Protocol):
 
 @dataclass(frozen=True)
 class BetweenAttempts:
-    """Arguments of `inject_at_rest`. `seed`: of this entry. `chooses`: whether the next attempt resumes from a checkpoint."""
+    """Arguments of `inject_at_rest`. `seed`: of this entry. `chooses`: whether the next attempt
+    resumes from a checkpoint.
+    """
 
     root: Path
     store: CheckpointStore
@@ -101,7 +110,9 @@ class PreparedFault(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A contradiction between a run's records and an injected failure. `proven` is False where the evidence is only missing."""
+    """A contradiction between a run's records and an injected failure. `proven` is False where the
+    evidence is only missing.
+    """
 
     text: str
     proven: bool = True
@@ -109,8 +120,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedFault:
-    """An injected failure in the records of its run, for `trace`. `explained`: whether injected failures explain the end of its attempt; `cut_short`:
-    whether another one does that was injected at the same time, so that the attempt may have been ended before this one struck."""
+    """An injected failure in the records of its run, for `trace`. `explained`: whether injected
+    failures explain the end of its attempt; `cut_short`: whether another one does that was injected
+    at the same time, so that the attempt may have been ended before this one struck.
+    """
 
     run: RunRecords
     fired: InjectedFault
@@ -124,7 +137,9 @@ class RecordedFault:
 
     @property
     def completed(self) -> bool:
-        return self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+        return (
+            self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+        )
 
     @property
     def attempt(self) -> Attempt | None:
@@ -137,19 +152,23 @@ def how_it_ended(a: Attempt) -> str:
 
 
 class FaultKind:
-    """One kind of failure. A subclass sets what differs from the defaults below and overrides the methods that it needs.
+    """One kind of failure. A subclass sets what differs from the defaults below and overrides the
+    methods that it needs.
 
-    `tests/contract/test_failure_kinds.py` checks every registered kind against what it declares here.
+    `tests/contract/test_failure_kinds.py` checks every registered kind against what it declares
+    here.
     """
 
-    # Texts. `description`: one sentence for help and docs, the first comment of its YAML file. `shows`: what a valid run under this failure
-    # shows. `text`: the predicate in the printed plan, after the victim; `{seconds}` is replaced by the duration.
+    # Texts. `description`: one sentence for help and docs, the first comment of its YAML file.
+    # `shows`: what a valid run under this failure shows. `text`: the predicate in the printed plan,
+    # after the victim; `{seconds}` is replaced by the duration.
     name = ""
     description = ""
     shows = ""
     text = ""
 
-    # When and what it hits, the default moment first (config/fault_spec.py lists all), and which parameters it takes.
+    # When and what it hits, the default moment first (config/fault_spec.py lists all), and which
+    # parameters it takes.
     moments: tuple[str, ...] = ("boundary",)
     victim = Victim.RANK
     share = 0.5  # default: how far into forward, backward or the update it is injected
@@ -158,19 +177,24 @@ class FaultKind:
     lasts = 1  # steps
     point = ""  # default point of the store's protocol; empty: it takes none
     flushes = False  # at a boundary: whether all ranks first wait for the checkpoints in flight
-    replaces_output = False  # in forward: whether the result of `inject` replaces the model's output
+    # in forward: whether the result of `inject` replaces the model's output
+    replaces_output = False
     needs_network = False  # whether each attempt of the run gets its own network namespace
     needs_checkpoints = 0  # how many valid checkpoints must exist before it is injected
 
-    # The signal that the supervisor sends at a wall time: to the rank, or to itself where it is the victim. Required for moment `wall`.
+    # The signal that the supervisor sends at a wall time: to the rank, or to itself where it is the
+    # victim. Required for moment `wall`.
     sends: int | None = None
 
     # The consequences, which `verify` looks for in the records.
     ends = Ends.VICTIM
     death: Death | None = None  # None: it does not determine how an attempt ends
-    supervisor_exit: int | None = None  # how the supervisor ends: exit code, or minus the signal; None: it survives
+    # how the supervisor ends: exit code, or minus the signal; None: it survives
+    supervisor_exit: int | None = None
     hangs = False  # the victim hangs; the hang detector ends the attempt
-    stalls_exchange = False  # a collective hangs rather than one rank: any rank may be reported, and the victim may finish its step
+    # a collective hangs rather than one rank: any rank may be reported, and the victim may finish
+    # its step
+    stalls_exchange = False
     graceful = False  # graceful stop: the victim continues until all ranks stop after the same step
 
     @property
@@ -180,17 +204,23 @@ class FaultKind:
 
     @property
     def others_go_on(self) -> bool:
-        """Whether the surviving ranks may continue without the victim, which does nothing more in its step."""
+        """Whether the surviving ranks may continue without the victim, which does nothing more in
+        its step.
+        """
         return self.ends is Ends.VICTIM
 
     @property
     def may_cut_update(self) -> bool:
-        """Whether it may be injected when only part of the parameters are updated: only if that state is never used again."""
+        """Whether it may be injected when only part of the parameters are updated: only if that
+        state is never used again.
+        """
         return self.ends is Ends.VICTIM
 
     @property
     def death_tells(self) -> bool:
-        """Whether the victim's death can be told from that of a rank that fails because its peers have died (exit code 1)."""
+        """Whether the victim's death can be told from that of a rank that fails because its peers
+        have died (exit code 1).
+        """
         return self.others_go_on and self.death not in (None, Death(exit_code=1))
 
     def ends_attempt(self, entry: PlannedFailure, config: RunConfig) -> bool:
@@ -211,7 +241,9 @@ class FaultKind:
         return (entry,)
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
-        """Why no save of this run can be hit at `point` of the store's protocol, or None. For kinds that hit a save."""
+        """Why no save of this run can be hit at `point` of the store's protocol, or None. For kinds
+        that hit a save.
+        """
         del point, config
         return None
 
@@ -230,13 +262,17 @@ class FaultKind:
         self.inject(context)
 
     def inject_at_rest(self, between: BetweenAttempts) -> PreparedFault | None:
-        """The injection for the supervisor to do between two attempts; None: not yet. For moment `rest`."""
+        """The injection for the supervisor to do between two attempts; None: not yet. For moment
+        `rest`.
+        """
         raise NotImplementedError(f"{self.name} cannot be injected at rest")
 
     # Verification.
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """Problems in the records that contradict the failure's effects; verify/fault_effects.py checks the ends of attempt and victim."""
+        """Problems in the records that contradict the failure's effects; verify/fault_effects.py
+        checks the ends of attempt and victim.
+        """
         del fault
         return ()
 
@@ -246,7 +282,11 @@ def fault_kind(name: str) -> FaultKind:
     """The kind called `name`. ConfigError if there is none, or its package cannot be imported."""
     found = FAILURES.load(name)
     if not (isinstance(found, type) and issubclass(found, FaultKind) and found.name == name):
-        raise ConfigError("failure", f"the entry point {name!r} in {FAILURES.group} is no FaultKind of that name", "mend its package, or remove it")
+        raise ConfigError(
+            "failure",
+            f"the entry point {name!r} in {FAILURES.group} is no FaultKind of that name",
+            "mend its package, or remove it",
+        )
     return found()
 
 
@@ -266,6 +306,17 @@ def recorded_kind(name: str) -> FaultKind:
 
 def table() -> str:
     """A Markdown table of all kinds, for the docs."""
-    head = ("| `failure=` | what happens | when it can be injected | what it shows |", "| --- | --- | --- | --- |")
+    head = (
+        "| `failure=` | what happens | when it can be injected | what it shows |",
+        "| --- | --- | --- | --- |",
+    )
     kinds = [fault_kind(name) for name in FAILURES.names()]
-    return "\n".join((*head, *(f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |" for kind in kinds)))
+    return "\n".join(
+        (
+            *head,
+            *(
+                f"| `{kind.name}` | {kind.description} | {', '.join(kind.moments)} | {kind.shows} |"
+                for kind in kinds
+            ),
+        )
+    )

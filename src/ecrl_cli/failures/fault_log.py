@@ -1,4 +1,6 @@
-"""Records injected failures: one file in fired/ per entry of the plan, created before the injection, so that none is injected twice."""
+"""Records injected failures: one file in fired/ per entry of the plan, created before the
+injection, so that none is injected twice.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from ecrl_cli.storage.files import create_once, sync_directory
 
 
 def claim(layout: RunLayout, fired: InjectedFault) -> bool:
-    """Claims entry `fired.index` durably; returns False if any process of any attempt has claimed it before."""
+    """Claims entry `fired.index` durably; returns False if any process of any attempt has claimed
+    it before.
+    """
     layout.fired.mkdir(exist_ok=True)
     sync_directory(layout.root)  # even if it exists: its creator may have died before syncing
     return create_once(layout.fired_entry(fired.index), line_of(fired))

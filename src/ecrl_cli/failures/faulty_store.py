@@ -1,4 +1,6 @@
-"""The store that the writing process uses where a failure of a save is planned: injects the planned faults into its saves."""
+"""The store that the writing process uses where a failure of a save is planned: injects the planned
+faults into its saves.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ from ecrl_cli.storage.fault_injecting_fs import Fault, FaultyFs
 from ecrl_cli.storage.fs import Buffer, Fs
 
 
-def store_for(root: Path, config: StoreConfig, layout: RunLayout, pending: tuple[PlannedFailure, ...]) -> CheckpointStore:
+def store_for(
+    root: Path, config: StoreConfig, layout: RunLayout, pending: tuple[PlannedFailure, ...]
+) -> CheckpointStore:
     """The plain store, unless one of the `pending` failures hits a save."""
     planned = tuple(entry for entry in pending if entry.moment == "save")
-    return FaultyRunStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
+    return (
+        FaultyRunStore(root, config, layout, planned) if planned else CheckpointStore(root, config)
+    )
 
 
 class FaultyRunFs(FaultyFs):
@@ -43,21 +49,32 @@ class FaultyRunFs(FaultyFs):
 
 
 class FaultyRunStore(CheckpointStore):
-    """Injects at most one of `planned` into each save: the first that is due and not yet claimed."""
+    """Injects at most one of `planned` into each save: the first that is due and not yet
+    claimed.
+    """
 
-    def __init__(self, root: Path, config: StoreConfig, layout: RunLayout, planned: tuple[PlannedFailure, ...]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        layout: RunLayout,
+        planned: tuple[PlannedFailure, ...],
+    ) -> None:
         super().__init__(root, config)
         self._layout, self._left = layout, list(planned)
         self._faulty = FaultyRunFs(self.fs)
         self.fs, self.crash_point = self._faulty, self._reached
         self._entry: PlannedFailure | None = None
-        self._saving, self._slow = (0, 0), 0  # (step, attempt); number of saves still to be slowed down
+        # (step, attempt); number of saves still to be slowed down
+        self._saving, self._slow = (0, 0), 0
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
         self._saving = (image.stamp.global_step, attempt)
         self._faulty.arm(None)
         self._slow = max(0, self._slow - 1)
-        self._entry = next((entry for entry in self._left if entry.global_step <= image.stamp.global_step), None)
+        self._entry = next(
+            (entry for entry in self._left if entry.global_step <= image.stamp.global_step), None
+        )
         if self._entry and not self._entry.point:
             self._inject(self._entry)
         if not self._slow:
@@ -73,7 +90,19 @@ class FaultyRunStore(CheckpointStore):
         self._entry = None
         self._left.remove(entry)
         step, attempt = self._saving
-        if not claim(self._layout, InjectedFault(entry.index, entry.kind, entry.rank, entry.global_step, attempt, monotonic(), wall(), step)):
+        if not claim(
+            self._layout,
+            InjectedFault(
+                entry.index,
+                entry.kind,
+                entry.rank,
+                entry.global_step,
+                attempt,
+                monotonic(),
+                wall(),
+                step,
+            ),
+        ):
             return
         fault_kind(entry.kind).inject_into_save(self, InjectionContext(self._layout, entry))
 
@@ -82,5 +111,7 @@ class FaultyRunStore(CheckpointStore):
         self._faulty.arm(fault)
 
     def slow_down(self, seconds: float, saves: int) -> None:
-        """Delays each write and sync by `seconds`, in the save in progress and those after it, `saves` in all."""
+        """Delays each write and sync by `seconds`, in the save in progress and those after it,
+        `saves` in all.
+        """
         self._faulty.delay_s, self._slow = seconds, saves

@@ -1,4 +1,6 @@
-"""Injects the planned failures of one rank; called by the train loop. Hooks are installed for the armed step only. Torch-free."""
+"""Injects the planned failures of one rank; called by the train loop. Hooks are installed for the
+armed step only. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Inject = Callable[..., Any]
 class Injector:
     """The failures of one rank that are still pending in this attempt."""
 
-    def __init__(self, layout: RunLayout, attempt: int, rank: int, pending: tuple[PlannedFailure, ...]) -> None:
+    def __init__(
+        self, layout: RunLayout, attempt: int, rank: int, pending: tuple[PlannedFailure, ...]
+    ) -> None:
         self._layout, self._attempt, self._rank = layout, attempt, rank
         self._boundary = [entry for entry in pending if entry.moment == "boundary"]
         own = [entry for entry in pending if entry.rank == rank]
@@ -39,17 +43,23 @@ class Injector:
         self._train_state: Any = None
 
     def meet(self, pids: Sequence[int]) -> None:
-        """Stores the pids of all ranks, in order; needed where one entry hits several ranks (`meets`)."""
+        """Stores the pids of all ranks, in order; needed where one entry hits several ranks
+        (`meets`).
+        """
         self._peers = dict(enumerate(pids))
 
     def at_start(self, moment: str, order: AttemptSpec) -> None:
-        """Injects before torch is imported (start), before the rendezvous, or before the state is loaded (load)."""
+        """Injects before torch is imported (start), before the rendezvous, or before the state is
+        loaded (load).
+        """
         for entry in self._starting:
             if entry.moment == moment and order.max_step_seen >= entry.global_step:
                 self._inject(entry, order.resume_step)
 
     def attach(self, model: Any, optimizer: Any, train_state: Any) -> None:
-        """Sets the objects that hooks are attached to: the unwrapped model, its optimizer, the captured state."""
+        """Sets the objects that hooks are attached to: the unwrapped model, its optimizer, the
+        captured state.
+        """
         self._model, self._optimizer, self._train_state = model, optimizer, train_state
 
     def before_step(self, global_step: int) -> None:
@@ -67,8 +77,9 @@ class Injector:
     def at_boundary(self, global_step: int, flush: Callable[[], None]) -> None:
         """Injects what is planned after `global_step`; every rank calls this, at the same step.
 
-        `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part before the entry is claimed (so that the claim
-        directly precedes the failure). Faults armed inside the step whose hook was not reached are injected now.
+        `flush` is the strategy's, and collective: where the kind asks for it, all ranks take part
+        before the entry is claimed (so that the claim directly precedes the failure). Faults armed
+        inside the step whose hook was not reached are injected now.
         """
         late, self._armed = self._armed, []
         for entry, armed in late:
@@ -102,11 +113,24 @@ class Injector:
             in_forward(armed, self._model, entry.share)
 
     def _inject(self, entry: PlannedFailure, at_step: int, output: Any = None) -> Any:
-        """Claims the entry and injects it; does nothing if another process or attempt has claimed it."""
-        fired = InjectedFault(entry.index, entry.kind, self._rank, entry.global_step, self._attempt, monotonic(), wall(), at_step)
+        """Claims the entry and injects it; does nothing if another process or attempt has claimed
+        it.
+        """
+        fired = InjectedFault(
+            entry.index,
+            entry.kind,
+            self._rank,
+            entry.global_step,
+            self._attempt,
+            monotonic(),
+            wall(),
+            at_step,
+        )
         if entry.index in self._claimed or claim(self._layout, fired):
             self._claimed.add(entry.index)
-            return fault_kind(entry.kind).inject(InjectionContext(self._layout, entry, self._peers, output))
+            return fault_kind(entry.kind).inject(
+                InjectionContext(self._layout, entry, self._peers, output)
+            )
         return None
 
 
@@ -115,7 +139,9 @@ class Handle(Protocol):
 
 
 class ArmedFault:
-    """Hooks of which the first to be called injects the fault, once. `waiting`: not yet injected."""
+    """Hooks of which the first to be called injects the fault, once. `waiting`: not yet
+    injected.
+    """
 
     def __init__(self, inject: Inject) -> None:
         self._inject, self.waiting = inject, True
@@ -138,7 +164,9 @@ class ArmedFault:
 
 
 def in_forward(armed: ArmedFault, model: Any, share: float) -> None:
-    """After the forward of the module `share` of the way through the model, or of a later one called first; at the latest, after the model's."""
+    """After the forward of the module `share` of the way through the model, or of a later one
+    called first; at the latest, after the model's.
+    """
     leaves = [module for module in model.modules() if not any(True for _ in module.children())]
     for module in leaves[math.floor(share * len(leaves)) :]:
         armed.hold(module.register_forward_hook(lambda module, given, output: armed.fire()))
@@ -151,7 +179,9 @@ def on_output(armed: ArmedFault, model: Any) -> None:
 
 
 def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> None:
-    """When `share` of the gradients have been accumulated, at least one; at the latest, before the update."""
+    """When `share` of the gradients have been accumulated, at least one; at the latest, before the
+    update.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     left = max(1, math.ceil(share * len(parameters)))
 
@@ -167,7 +197,9 @@ def in_backward(armed: ArmedFault, model: Any, optimizer: Any, share: float) -> 
 
 
 def in_update(armed: ArmedFault, optimizer: Any, share: float) -> None:
-    """After `share` of the parameters have been updated: the optimizer is given no others. Only if the model is not used again."""
+    """After `share` of the parameters have been updated: the optimizer is given no others. Only if
+    the model is not used again.
+    """
     whole = [group["params"] for group in optimizer.param_groups]
 
     def show_a_part(*given: Any) -> None:

@@ -13,11 +13,23 @@ from typing import Any, NoReturn
 
 from ecrl_cli.config.fault_spec import IN_STEP, STARTING, Entry
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.failures.fault_kind import Death, Ends, FaultKind, InjectionContext, Problem, RecordedFault, RefusedFault, Victim
+from ecrl_cli.failures.fault_kind import (
+    Death,
+    Ends,
+    FaultKind,
+    InjectionContext,
+    Problem,
+    RecordedFault,
+    RefusedFault,
+    Victim,
+)
 from ecrl_cli.linux import processes
 from ecrl_cli.records.events import PlannedFailure
 
-HANG_IS_FOUND = "a hang is found from the ranks' progress, the rank to blame named, all stacks kept, the job restarted"
+HANG_IS_FOUND = (
+    "a hang is found from the ranks' progress, the rank to blame named, all stacks kept, the job"
+    " restarted"
+)
 SLOWNESS_IS_REPORTED = "slowness is reported, not killed, and changes no bit"
 _EXACT = "recovery is exact wherever in a step a rank dies"
 _NAMED = "the error is named; what it made of the state is neither logged nor saved"
@@ -29,7 +41,10 @@ class Exit(FaultKind):
     """The published protocol: a clean exit after a barrier and a flush."""
 
     name = "exit"
-    description = "rank 0 exits with code 137 after the final barrier of a step and a flush: the published protocol"
+    description = (
+        "rank 0 exits with code 137 after the final barrier of a step and a flush: the published"
+        " protocol"
+    )
     shows = _EXACT
     text = "exits with code 137 after a flush"
     moments = (*IN_STEP, "capture", *STARTING)
@@ -44,7 +59,10 @@ class Exit(FaultKind):
 
 class Kill(FaultKind):
     name = "kill"
-    description = "SIGKILL of `failure.rank` after a step, without a flush or a barrier; of all ranks or a node with `failure.who`"
+    description = (
+        "SIGKILL of `failure.rank` after a step, without a flush or a barrier; of all ranks or a"
+        " node with `failure.who`"
+    )
     shows = _EXACT
     text = "is killed by SIGKILL, without a flush"
     moments: tuple[str, ...] = (*IN_STEP, "capture", *STARTING, "wall")
@@ -61,12 +79,17 @@ class Backward(Kill):
     """An alias of `kill` at moment `backward`; plans contain the kill."""
 
     name = "backward"
-    description = "SIGKILL of `failure.rank` inside backward, after `failure.share` of its gradients have been accumulated"
+    description = (
+        "SIGKILL of `failure.rank` inside backward, after `failure.share` of its gradients have"
+        " been accumulated"
+    )
     moments = ("backward",)
 
     def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
         if entry.moment not in ("", "backward"):
-            raise RefusedFault("moment", f"backward is a moment of its own, got {entry.moment}", "use kill")
+            raise RefusedFault(
+                "moment", f"backward is a moment of its own, got {entry.moment}", "use kill"
+            )
         return (replace(entry, what=Kill.name, moment="backward"),)
 
 
@@ -95,7 +118,9 @@ class OutOfMemory(FaultKind):
     death = Death(exit_code=1)
 
     def inject(self, context: InjectionContext) -> None:
-        """Raises the allocator's error; the limit is then removed, so that the rank can report it."""
+        """Raises the allocator's error; the limit is then removed, so that the rank can report
+        it.
+        """
         del context
         # Imported here, in the rank: the plan is made by a supervisor without torch.
         import torch
@@ -104,7 +129,10 @@ class OutOfMemory(FaultKind):
             _exhaust_device()
             return
         before = resource.getrlimit(resource.RLIMIT_AS)
-        size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        size = (
+            int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+            * resource.getpagesize()
+        )
         resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE, before[1]))
         try:
             torch.empty(ASKED, dtype=torch.uint8)
@@ -143,7 +171,9 @@ class NotANumber(FaultKind):
 
 class Stop(FaultKind):
     name = "stop"
-    description = "SIGSTOP of `failure.rank`: it hangs without exiting; only a progress timeout finds it"
+    description = (
+        "SIGSTOP of `failure.rank`: it hangs without exiting; only a progress timeout finds it"
+    )
     shows = HANG_IS_FOUND
     text = "is stopped by SIGSTOP and hangs"
     moments = (*IN_STEP, "capture", *STARTING, "wall")
@@ -161,7 +191,9 @@ class Stop(FaultKind):
 
 class SlowRank(FaultKind):
     name = "slow_rank"
-    description = "`failure.rank` takes `failure.seconds` longer over each of ten steps: reported, not killed"
+    description = (
+        "`failure.rank` takes `failure.seconds` longer over each of ten steps: reported, not killed"
+    )
     shows = SLOWNESS_IS_REPORTED
     text = "takes {seconds:g} s longer over each of 10 steps"
     moments = ("forward",)
@@ -172,7 +204,10 @@ class SlowRank(FaultKind):
     def check(self, entry: PlannedFailure, config: RunConfig) -> None:
         limit = config.supervision.hang_timeout_s
         if entry.seconds >= limit:
-            fact = f"{entry.seconds:g} s per step would be a hang: supervision.hang_timeout_s is {limit:g}"
+            fact = (
+                f"{entry.seconds:g} s per step would be a hang: supervision.hang_timeout_s is"
+                f" {limit:g}"
+            )
             raise RefusedFault("seconds", fact, "lower the seconds or raise the timeout")
 
     def inject(self, context: InjectionContext) -> None:
@@ -184,16 +219,33 @@ class SlowRank(FaultKind):
         lines = fault.run.logs(fired.attempt).ranks.get(fired.rank)
         first = fired.global_step if fired.at_step is None else fired.at_step
         last = first if fired.at_step is None else entry.global_step + self.lasts - 1
-        took = {line.global_step: line.seconds for line in lines.events if first <= line.global_step <= last} if lines else {}
+        took = (
+            {
+                line.global_step: line.seconds
+                for line in lines.events
+                if first <= line.global_step <= last
+            }
+            if lines
+            else {}
+        )
         if lines and first not in took and any(line.global_step > first for line in lines.events):
-            yield Problem(f"entry {fired.index} held rank {fired.rank} up in step {first}, of which its log has no line", proven=False)
+            yield Problem(
+                f"entry {fired.index} held rank {fired.rank} up in step {first}, of which its log"
+                " has no line",
+                proven=False,
+            )
         for step, seconds in took.items():
             if seconds < entry.seconds:
-                yield Problem(f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step {step}, which took {seconds:.3f} s")
+                yield Problem(
+                    f"entry {fired.index} held rank {fired.rank} up for {entry.seconds:g} s in step"
+                    f" {step}, which took {seconds:.3f} s"
+                )
 
 
 def to_victims(context: InjectionContext, number: int) -> None:
-    """Sends signal `number` to the other victims, to their agent if the whole node is hit, and to this process last."""
+    """Sends signal `number` to the other victims, to their agent if the whole node is hit, and to
+    this process last.
+    """
     others = [context.peers[rank] for rank in context.entry.others if rank in context.peers]
     for pid in [*others, *([os.getppid()] if context.entry.node else [])]:
         processes.send(pid, number)

@@ -1,4 +1,6 @@
-"""Failures of storage: of one save, at a point of the store's protocol; a read-only run directory; bytes of a checkpoint flipped at rest."""
+"""Failures of storage: of one save, at a point of the store's protocol; a read-only run directory;
+bytes of a checkpoint flipped at rest.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_METADATA, TRAIN
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    CRASH_POINTS,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STEP_METADATA,
+    TRAIN,
+)
 from ecrl_cli.config.fault_spec import Entry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
@@ -37,8 +48,8 @@ from ecrl_cli.storage.fault_injecting_fs import Fault
 HALF = "half_part"  # half of the first file is written
 SLOW_SAVES = 3
 
-# The protocol's points without file names, and those that are followed by a write, or by a sync, in every save. Files are synced right after
-# they are written; only directories are synced later.
+# The protocol's points without file names, and those that are followed by a write, or by a sync, in
+# every save. Files are synced right after they are written; only directories are synced later.
 POINTS = tuple(dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
 _WRITES_FOLLOW = POINTS[: POINTS.index("after_commit")]
 _SYNCS_FOLLOW = POINTS[: POINTS.index("after_rename") + 1]
@@ -69,14 +80,24 @@ class SaveFault(FaultKind):
         strategy = strategy_of(config)
         if not strategy.saves:
             return "is injected into a save, checkpoint=none makes none"
-        return f"is injected into ECRL's store, checkpoint={strategy.name} writes by itself" if strategy.checkpointer else None
+        return (
+            f"is injected into ECRL's store, checkpoint={strategy.name} writes by itself"
+            if strategy.checkpointer
+            else None
+        )
 
     def wrong_point(self, point: str, config: RunConfig) -> str | None:
         name, _, part = point.partition(":")
-        parted = name in (HALF, "after_part") and config.checkpoint.layout != "single" and part in (TRAIN, MODEL, OPTIMIZER, RNG)
+        parted = (
+            name in (HALF, "after_part")
+            and config.checkpoint.layout != "single"
+            and part in (TRAIN, MODEL, OPTIMIZER, RNG)
+        )
         if name not in POINTS or (part and not parted):
             return f"unknown point {point!r}, known: {', '.join(CRASH_POINTS)}"
-        return self.point_too_late(name, config) or (f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None)
+        return self.point_too_late(name, config) or (
+            f"point {point} does not occur: {why}" if (why := _absent(name, config)) else None
+        )
 
     def point_too_late(self, point: str, config: RunConfig) -> str | None:
         """Why no call that can fail need follow `point` in a save, or None."""
@@ -87,22 +108,35 @@ class SaveFault(FaultKind):
         """The save that was hit must have a recorded end, and one that fits the kind."""
         fired, a = fault.fired, fault.attempt
         lines = fault.run.logs(fired.attempt).checkpoints.events
-        end = next((line for line in lines if line.global_step == fired.at_step and line.event in CHECKPOINT_ENDS), None)
-        who, save = f"entry {fired.index} ({self.name})", f"the save of step {fired.at_step} in attempt {fired.attempt}"
+        end = next(
+            (
+                line
+                for line in lines
+                if line.global_step == fired.at_step and line.event in CHECKPOINT_ENDS
+            ),
+            None,
+        )
+        who, save = (
+            f"entry {fired.index} ({self.name})",
+            f"the save of step {fired.at_step} in attempt {fired.attempt}",
+        )
         if end is None:
             yield Problem(f"{who}: {save} has no end on record", proven=False)
         elif a and (wrong := self.wrong_end(end, fault.planned, a.outcome == "completed")):
             yield Problem(f"{who}: {save} {wrong}")
 
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
-        """Why `end` does not fit a save hit by this kind, or None. `completed`: whether its attempt completed."""
+        """Why `end` does not fit a save hit by this kind, or None. `completed`: whether its attempt
+        completed.
+        """
         raise NotImplementedError
 
 
 class KilledWriter(SaveFault):
     name = "writer"
     description = (
-        "SIGKILL of whoever writes, at `failure.point` of the first save due at `failure.steps`: rank 0 when blocking, else the background writer"
+        "SIGKILL of whoever writes, at `failure.point` of the first save due at `failure.steps`:"
+        " rank 0 when blocking, else the background writer"
     )
     text = "is killed by SIGKILL"
     victim = Victim.WRITER
@@ -138,38 +172,61 @@ class FailedCall(SaveFault):
     def wrong_end(self, end: CheckpointLine, entry: PlannedFailure, completed: bool) -> str | None:
         failed = end.event == "failed" and self.fault.kind in (end.reason or "")
         lost = end.event == "lost" and not completed
-        return None if failed or lost else f"ended as {end.event} ({end.reason}), not as failed with {self.fault.kind}"
+        return (
+            None
+            if failed or lost
+            else f"ended as {end.event} ({end.reason}), not as failed with {self.fault.kind}"
+        )
 
 
 class FullDisk(FailedCall):
     name = "enospc"
-    description = "the first save due at `failure.steps` meets a full disk at `failure.point` of the store's protocol"
+    description = (
+        "the first save due at `failure.steps` meets a full disk at `failure.point` of the store's"
+        " protocol"
+    )
     text = "meets a full disk (ENOSPC)"
     fault = Fault("ENOSPC", 1, scope="write")
 
     def point_too_late(self, point: str, config: RunConfig) -> str | None:
-        return None if point in _WRITES_FOLLOW else f"nothing need be written after point {point}, use one up to {_WRITES_FOLLOW[-1]}"
+        return (
+            None
+            if point in _WRITES_FOLLOW
+            else f"nothing need be written after point {point}, use one up to {_WRITES_FOLLOW[-1]}"
+        )
 
 
 class FailedSync(FailedCall):
     name = "eio"
-    description = "the first save due at `failure.steps` meets a sync that fails, at `failure.point`"
+    description = (
+        "the first save due at `failure.steps` meets a sync that fails, at `failure.point`"
+    )
     text = "meets a sync that fails (EIO)"
     fault = Fault("EIO", 1, scope="sync")
 
     def refuses(self, config: RunConfig) -> str | None:
-        return super().refuses(config) or (None if config.write_mode.sync_files else f"fails a sync, write_mode={config.write_mode.name} makes none")
+        return super().refuses(config) or (
+            None
+            if config.write_mode.sync_files
+            else f"fails a sync, write_mode={config.write_mode.name} makes none"
+        )
 
     def point_too_late(self, point: str, config: RunConfig) -> str | None:
         synced = _SYNCS_FOLLOW if config.write_mode.sync_directories else _WRITES_FOLLOW
         if point in synced:
             return None
-        return f"with write_mode={config.write_mode.name} a save needs no sync after point {point}, use one up to {synced[-1]}"
+        return (
+            f"with write_mode={config.write_mode.name} a save needs no sync after point {point},"
+            f" use one up to {synced[-1]}"
+        )
 
 
 class SlowDisk(SaveFault):
     name = "slow_disk"
-    description = "three saves, from the first one due at `failure.steps` on, take `failure.seconds` longer over each write and sync"
+    description = (
+        "three saves, from the first one due at `failure.steps` on, take `failure.seconds` longer"
+        " over each write and sync"
+    )
     shows = SLOWNESS_IS_REPORTED
     text = f"and the {SLOW_SAVES - 1} after it take {{seconds:g}} s longer over each write and sync"
     point = ""
@@ -186,21 +243,47 @@ class SlowDisk(SaveFault):
         """Any end is accepted; `trace` checks the seconds."""
 
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
-        """Each committed save took at least the delays of its own calls: one write per file, and one sync where files are synced.
+        """Each committed save took at least the delays of its own calls: one write per file, and
+        one sync where files are synced.
 
-        Saves after the first are checked only where rank 0 writes: a background writer may have been replaced meanwhile by one without the fault.
+        Saves after the first are checked only where rank 0 writes: a background writer may have
+        been replaced meanwhile by one without the fault.
         """
         yield from super().trace(fault)
         fired, config = fault.fired, fault.config
         files = 6 if config.checkpoint.layout == "group" else 2
         least = fault.planned.seconds * files * (2 if config.write_mode.sync_files else 1)
         lines = fault.run.logs(fired.attempt).checkpoints.events
-        slow = sorted({line.global_step for line in lines if line.event == "submitted" and line.global_step >= (fired.at_step or 0)})
+        slow = sorted(
+            {
+                line.global_step
+                for line in lines
+                if line.event == "submitted" and line.global_step >= (fired.at_step or 0)
+            }
+        )
         for step in slow[: 1 if strategy_of(config).background else SLOW_SAVES]:
-            end = next((line for line in lines if line.global_step == step and line.event in CHECKPOINT_ENDS), None)
-            if end and end.event == "committed" and end.reason is None and end.write_s + end.commit_s < least:
-                took = f"took {end.write_s + end.commit_s:.3f} s, its calls alone were held up for {least:g} s"
-                yield Problem(f"entry {fired.index} (slow_disk): the save of step {step} in attempt {fired.attempt} {took}")
+            end = next(
+                (
+                    line
+                    for line in lines
+                    if line.global_step == step and line.event in CHECKPOINT_ENDS
+                ),
+                None,
+            )
+            if (
+                end
+                and end.event == "committed"
+                and end.reason is None
+                and end.write_s + end.commit_s < least
+            ):
+                took = (
+                    f"took {end.write_s + end.commit_s:.3f} s, its calls alone were held up for"
+                    f" {least:g} s"
+                )
+                yield Problem(
+                    f"entry {fired.index} (slow_disk): the save of step {step} in attempt"
+                    f" {fired.attempt} {took}"
+                )
 
 
 def _absent(name: str, config: RunConfig) -> str:
@@ -208,7 +291,10 @@ def _absent(name: str, config: RunConfig) -> str:
     checkpoint, mode = config.checkpoint, config.write_mode
     if name == "between_renames" and checkpoint.layout == "group":
         return "a group is renamed whole (checkpoint.layout=single has two names)"
-    if name in ("before_manifest", "half_manifest", "before_stage_sync") and checkpoint.layout == "single":
+    if (
+        name in ("before_manifest", "half_manifest", "before_stage_sync")
+        and checkpoint.layout == "single"
+    ):
         return "a single file has its manifest in its sidecar"
     if name in ("before_rename", "between_renames") and not mode.atomic:
         return f"write_mode={mode.name} renames nothing"
@@ -220,12 +306,15 @@ def _absent(name: str, config: RunConfig) -> str:
 
 
 class ReadOnly(FaultKind):
-    """EROFS at every write of rank 0. A remount would need a separate file system: instead, the `os` calls that change files are replaced in rank 0's
-    process.
+    """EROFS at every write of rank 0. A remount would need a separate file system: instead, the
+    `os` calls that change files are replaced in rank 0's process.
     """
 
     name = "readonly"
-    description = "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5, and goes on once it is writable again"
+    description = (
+        "from a step on, rank 0 finds the run directory read-only: the run ends with exit code 5,"
+        " and goes on once it is writable again"
+    )
     shows = "the run ends with code 5 and goes on exactly"
     text = "finds the run directory read-only"
     victim = Victim.RANK_0
@@ -238,8 +327,13 @@ class ReadOnly(FaultKind):
 
 
 def seal(root: Path) -> Callable[[], None]:
-    """Makes everything under `root` read-only for this process; returns a function that undoes it."""
-    inside, before = f"{root}{os.sep}", {name: getattr(os, name) for name in ("open", "write", *_CHANGING)}
+    """Makes everything under `root` read-only for this process; returns a function that undoes
+    it.
+    """
+    inside, before = (
+        f"{root}{os.sep}",
+        {name: getattr(os, name) for name in ("open", "write", *_CHANGING)},
+    )
 
     def refuse(path: object) -> None:
         text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
@@ -262,7 +356,11 @@ def seal(root: Path) -> Callable[[], None]:
 
         return guarded
 
-    replaced: dict[str, Callable[..., Any]] = {"write": write, "open": opened, **{name: changing(before[name]) for name in _CHANGING}}
+    replaced: dict[str, Callable[..., Any]] = {
+        "write": write,
+        "open": opened,
+        **{name: changing(before[name]) for name in _CHANGING},
+    }
     _replace_calls(replaced)
     return partial(_replace_calls, before)
 
@@ -281,13 +379,22 @@ class Damage:
 
     def text(self, root: Path) -> str:
         """`checkpoints/step_00000040/model.safetensors: bytes 17, 4711 changed`."""
-        return f"{self.file.relative_to(root).as_posix()}: bytes {', '.join(str(offset) for offset, _ in self.flips)} changed"
+        return (
+            f"{self.file.relative_to(root).as_posix()}: bytes"
+            f" {', '.join(str(offset) for offset, _ in self.flips)} changed"
+        )
 
 
 def choose_damage(checkpoint: Path, seed: int) -> Damage:
-    """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from `seed`."""
+    """Up to MAX_FLIPS bytes of one file of `checkpoint` (a folder, or a single file), drawn from
+    `seed`.
+    """
     generator = random.Random(seed)
-    inside = (path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name not in (MANIFEST, COMMIT, TRAIN, STEP_METADATA))
+    inside = (
+        path
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name not in (MANIFEST, COMMIT, TRAIN, STEP_METADATA)
+    )
     parts = list(inside) if checkpoint.is_dir() else [checkpoint]
     file = generator.choice(parts)
     offsets = generator.sample(range(file.stat().st_size), generator.randint(1, MAX_FLIPS))
@@ -295,7 +402,9 @@ def choose_damage(checkpoint: Path, seed: int) -> Damage:
 
 
 def inflict(damage: Damage) -> None:
-    """Changes the bytes. AssertionError if the file is unchanged afterwards or differs from what was written."""
+    """Changes the bytes. AssertionError if the file is unchanged afterwards or differs from what
+    was written.
+    """
     before = damage.file.read_bytes()
     data = bytearray(before)
     for offset, mask in damage.flips:
@@ -310,7 +419,10 @@ class Corrupt(FaultKind):
     """A kill, and the damage before the next attempt; `corrupt@40.rest` is the damage alone."""
 
     name = "corrupt"
-    description = "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next attempt chooses what to resume from"
+    description = (
+        "`failure.rank` is killed, and bytes of the newest checkpoint are flipped before the next"
+        " attempt chooses what to resume from"
+    )
     shows = "the damaged checkpoint is refused, by name and layer, and an older one is taken"
     text = "is damaged"
     moments = ("rest",)
@@ -323,13 +435,22 @@ class Corrupt(FaultKind):
         return True  # of the kill
 
     def refuses(self, config: RunConfig) -> str | None:
-        return "damages a checkpoint, checkpoint=none makes none" if not strategy_of(config).saves else None
+        return (
+            "damages a checkpoint, checkpoint=none makes none"
+            if not strategy_of(config).saves
+            else None
+        )
 
     def expand(self, entry: Entry, config: RunConfig) -> tuple[Entry, ...]:
         step, every = entry.step, config.checkpoint.every
         if step // every < self.needs_checkpoints:
-            reason = f"at step {step} there is no earlier checkpoint to fall back to with checkpoint.every={every}"
-            raise RefusedFault("steps", reason, f"inject at step {self.needs_checkpoints * every} or after it")
+            reason = (
+                f"at step {step} there is no earlier checkpoint to fall back to with"
+                f" checkpoint.every={every}"
+            )
+            raise RefusedFault(
+                "steps", reason, f"inject at step {self.needs_checkpoints * every} or after it"
+            )
         damage = Entry(self.name, step, "rest")
         return (damage,) if entry.moment == "rest" else (replace(entry, what=Kill.name), damage)
 
@@ -347,18 +468,36 @@ class Corrupt(FaultKind):
     def trace(self, fault: RecordedFault) -> Iterable[Problem]:
         """The next attempt must have rejected the damaged checkpoint, because of the damaged file.
 
-        One that another checkpointer wrote may be taken as it is: whether that noticed the damage is its business, and what it restored is judged.
+        One that another checkpointer wrote may be taken as it is: whether that noticed the damage
+        is its business, and what it restored is judged.
         """
         if strategy_of(fault.config).checkpointer:
             return
         fired = fault.fired
         damaged = fired.detail.partition(":")[0]
-        after = [rejected for a in fault.run.attempts if a.attempt >= fired.attempt for rejected in a.rejected]
-        refused = [rejected for rejected in after if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")]
+        after = [
+            rejected
+            for a in fault.run.attempts
+            if a.attempt >= fired.attempt
+            for rejected in a.rejected
+        ]
+        refused = [
+            rejected
+            for rejected in after
+            if damaged == rejected.path or damaged.startswith(f"{rejected.path}/")
+        ]
         name = damaged.rpartition("/")[2]
         if not damaged:
             yield Problem(f"entry {fired.index} does not say what it damaged", proven=False)
         elif not refused and fault.attempt:
-            yield Problem(f"entry {fired.index} damaged {damaged}, and attempt {fired.attempt} did not refuse it")
-        elif refused and not any(name in rejected.reason or rejected.layer == "hash" for rejected in refused):
-            yield Problem(f"entry {fired.index} damaged {damaged}, which was refused for something else: {refused[0].layer}: {refused[0].reason}")
+            yield Problem(
+                f"entry {fired.index} damaged {damaged}, and attempt {fired.attempt} did not"
+                " refuse it"
+            )
+        elif refused and not any(
+            name in rejected.reason or rejected.layer == "hash" for rejected in refused
+        ):
+            yield Problem(
+                f"entry {fired.index} damaged {damaged}, which was refused for something else:"
+                f" {refused[0].layer}: {refused[0].reason}"
+            )

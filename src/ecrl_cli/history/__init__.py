@@ -1,1 +1,3 @@
-"""Pure functions over loaded records: loading, lineage, membership, timeline, divergence of two runs."""
+"""Pure functions over loaded records: loading, lineage, membership, timeline, divergence of two
+runs.
+"""

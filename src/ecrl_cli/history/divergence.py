@@ -37,7 +37,8 @@ _MAX_HEADER = 100 * 2**20
 class LossDivergence:
     """The absolute difference of the mean loss over ranks, step by step.
 
-    `auc`: area under it over the steps (trapezoids). `first_differing_step`: the first step at which any rank's loss differs in any bit.
+    `auc`: area under it over the steps (trapezoids). `first_differing_step`: the first step at
+    which any rank's loss differs in any bit.
     """
 
     steps: int
@@ -49,7 +50,9 @@ class LossDivergence:
 
 @dataclass(frozen=True)
 class StateDivergence:
-    """Distance of two sets of tensors: L2, L2 relative to the reference's norm, names whose bytes differ or that only one has."""
+    """Distance of two sets of tensors: L2, L2 relative to the reference's norm, names whose bytes
+    differ or that only one has.
+    """
 
     l2: float
     relative_l2: float
@@ -62,15 +65,25 @@ Losses = Mapping[int, Mapping[int, float]]
 def loss_divergence(run: Losses, reference: Losses) -> LossDivergence:
     """Compare the steps that both have; losses by step and rank."""
     common = sorted(set(run) & set(reference))
-    difference = np.array([abs(_mean(run[s]) - _mean(reference[s])) for s in common], dtype=np.float64)
+    difference = np.array(
+        [abs(_mean(run[s]) - _mean(reference[s])) for s in common], dtype=np.float64
+    )
     if not common:
         return LossDivergence(0, 0.0, 0.0, 0.0, None)
     area = float(np.trapezoid(difference, np.array(common, dtype=np.float64)))
-    return LossDivergence(len(common), float(difference.max()), float(difference.mean()), area, first_differing_step(run, reference))
+    return LossDivergence(
+        len(common),
+        float(difference.max()),
+        float(difference.mean()),
+        area,
+        first_differing_step(run, reference),
+    )
 
 
 def first_differing_step(run: Losses, reference: Losses) -> int | None:
-    """The first common step at which a rank that both have logged a different loss; exact, and NaN equals NaN."""
+    """The first common step at which a rank that both have logged a different loss; exact, and NaN
+    equals NaN.
+    """
     for step in sorted(set(run) & set(reference)):
         ranks = set(run[step]) & set(reference[step])
         if any(not same_float(run[step][r], reference[step][r]) for r in ranks):
@@ -89,32 +102,48 @@ def differing_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
 
 
 def state_divergence(run: Mapping[str, Array], reference: Mapping[str, Array]) -> StateDivergence:
-    """Distance over the tensors of the same name and shape; the others are only listed in `differing`."""
+    """Distance over the tensors of the same name and shape; the others are only listed in
+    `differing`.
+    """
     common = [n for n in sorted(run) if n in reference and run[n].shape == reference[n].shape]
     square = sum(float(np.sum((_wide(run[n]) - _wide(reference[n])) ** 2)) for n in common)
     norm = sum(float(np.sum(_wide(reference[n]) ** 2)) for n in common)
-    differing = [n for n in sorted(set(run) | set(reference)) if n not in common or run[n].tobytes() != reference[n].tobytes()]
+    differing = [
+        n
+        for n in sorted(set(run) | set(reference))
+        if n not in common or run[n].tobytes() != reference[n].tobytes()
+    ]
     relative = float(np.sqrt(square / norm)) if norm else (0.0 if square == 0 else float("inf"))
     return StateDivergence(float(np.sqrt(square)), relative, tuple(differing))
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
-    """Every tensor of a safetensors file as a numpy array; bfloat16 widened to float32. RecordError if it is not such a file."""
-    data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    """Every tensor of a safetensors file as a numpy array; bfloat16 widened to float32. RecordError
+    if it is not such a file.
+    """
+    data = (
+        np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    )
     try:
         length = int(np.frombuffer(data[:8].tobytes(), dtype="<u8")[0])
         if length > min(_MAX_HEADER, len(data) - 8):
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(data[8 : 8 + length].tobytes())
         body = data[8 + length :]
-        return {name: _tensor(body, entry) for name, entry in header.items() if name != "__metadata__"}
+        return {
+            name: _tensor(body, entry) for name, entry in header.items() if name != "__metadata__"
+        }
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise RecordError(path.name, f"not a safetensors file ({error})", "restore the file") from error
+        raise RecordError(
+            path.name, f"not a safetensors file ({error})", "restore the file"
+        ) from error
 
 
 def _tensor(body: Array, entry: dict[str, Any]) -> Array:
     start, end = entry["data_offsets"]
-    values = np.frombuffer(body[start:end].tobytes(), dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    values = np.frombuffer(body[start:end].tobytes(), dtype=_DTYPES[entry["dtype"]]).reshape(
+        entry["shape"]
+    )
     if entry["dtype"] == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values

@@ -1,4 +1,6 @@
-"""The committed sequence of steps, walked from the last attempt back through what each attempt resumed from."""
+"""The committed sequence of steps, walked from the last attempt back through what each attempt
+resumed from.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ecrl_cli.records.survivor_records import SURVIVORS
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `after`+1 .. `until` count as done by `attempt`. `memory`: source of its in-memory state, empty for a checkpoint or a start from
-    scratch."""
+    """Steps `after`+1 .. `until` count as done by `attempt`. `memory`: source of its in-memory
+    state, empty for a checkpoint or a start from scratch.
+    """
 
     attempt: int
     world_size: int
@@ -29,7 +32,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The committed sequence, oldest segment first; `gaps`: descriptions of where the walk found no evidence."""
+    """The committed sequence, oldest segment first; `gaps`: descriptions of where the walk found no
+    evidence.
+    """
 
     segments: tuple[Segment, ...]
     gaps: tuple[str, ...]
@@ -49,15 +54,23 @@ class Lineage:
 
     @property
     def chained(self) -> tuple[Segment, ...]:
-        """The segments whose lines share one hash chain with the last: chains restart where survivors continue."""
-        begins = [place for place, segment in enumerate(self.segments) if segment.memory == SURVIVORS]
+        """The segments whose lines share one hash chain with the last: chains restart where
+        survivors continue.
+        """
+        begins = [
+            place for place, segment in enumerate(self.segments) if segment.memory == SURVIVORS
+        ]
         return self.segments[max(begins, default=0) :]
 
 
 def same_sized(ours: Lineage, theirs: Lineage) -> int:
-    """How many of our steps, counted from the first, had the same world size as theirs; all of them if none differ."""
+    """How many of our steps, counted from the first, had the same world size as theirs; all of them
+    if none differ.
+    """
     pairs = ((a, b) for a in ours.segments for b in theirs.segments if a.world_size != b.world_size)
-    apart = (max(a.after, b.after) for a, b in pairs if max(a.after, b.after) < min(a.until, b.until))
+    apart = (
+        max(a.after, b.after) for a, b in pairs if max(a.after, b.after) < min(a.until, b.until)
+    )
     return min(apart, default=ours.last_step)
 
 
@@ -80,7 +93,10 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
             break
         after = record.resumed_from_step
         if after > until:
-            gap = f"attempt {attempt} began at step {after}, past the step {until} it is said to have reached"
+            gap = (
+                f"attempt {attempt} began at step {after}, past the step {until} it is said to have"
+                " reached"
+            )
         segments.append(Segment(attempt, record.world_size, after, until, record.memory))
         found = _before(records, record)
         if found is None:
@@ -91,7 +107,9 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
 
 
 def _before(records: RunRecords, a: Attempt) -> int | str | None:
-    """The attempt whose state `a` started from; a description if that is unknown; None if `a` started from scratch."""
+    """The attempt whose state `a` started from; a description if that is unknown; None if `a`
+    started from scratch.
+    """
     who, after = f"attempt {a.attempt}", a.resumed_from_step
     if a.continues is not None:
         return _remembered(records, a, a.continues)
@@ -99,40 +117,87 @@ def _before(records: RunRecords, a: Attempt) -> int | str | None:
         return f"{who} began at step {after} and names no checkpoint" if after else None
     parent = committed_as(records, a.resumed_from.commit_sha256, before=a.attempt)
     if parent is None:
-        return f"{who} resumed from a checkpoint that no earlier attempt committed ({a.resumed_from.path})"
+        return (
+            f"{who} resumed from a checkpoint that no earlier attempt committed"
+            f" ({a.resumed_from.path})"
+        )
     if parent.global_step != after:
-        return f"{who} says it resumed at step {after}, its checkpoint is of step {parent.global_step}"
+        return (
+            f"{who} says it resumed at step {after}, its checkpoint is of step {parent.global_step}"
+        )
     return parent.attempt
 
 
 def _remembered(records: RunRecords, a: Attempt, earlier: int) -> int | str:
-    """`earlier`, if its records show that it reached the step after which `a` continues from its memory; else a description of the contradiction."""
-    who, logs = f"attempt {a.attempt} goes on after step {a.resumed_from_step} of attempt {earlier}", records.logs(earlier)
+    """`earlier`, if its records show that it reached the step after which `a` continues from its
+    memory; else a description of the contradiction.
+    """
+    who, logs = (
+        f"attempt {a.attempt} goes on after step {a.resumed_from_step} of attempt {earlier}",
+        records.logs(earlier),
+    )
     if not 0 <= earlier < a.attempt:
         return f"{who}, which is not before it"
     if a.memory != SURVIVORS:
-        return earlier if a.resumed_from_step <= furthest(records, earlier) else f"{who}, which did not come so far"
-    reported_steps = {lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events}
+        return (
+            earlier
+            if a.resumed_from_step <= furthest(records, earlier)
+            else f"{who}, which did not come so far"
+        )
+    reported_steps = {
+        lines.events[0].global_step for lines in logs.survivor_reports.values() if lines.events
+    }
     if not reported_steps:
         return f"{who}, and no survivor reports that it came so far"
-    return earlier if a.resumed_from_step in reported_steps else f"{who}, and those who outlived others left it after step {max(reported_steps)}"
+    return (
+        earlier
+        if a.resumed_from_step in reported_steps
+        else f"{who}, and those who outlived others left it after step {max(reported_steps)}"
+    )
 
 
 def furthest(records: RunRecords, attempt: int) -> int:
-    """The last step that any rank of `attempt` logged; without logs, the step that it resumed from."""
+    """The last step that any rank of `attempt` logged; without logs, the step that it resumed
+    from.
+    """
     began = next((a.resumed_from_step for a in records.attempts if a.attempt == attempt), 0)
-    return max([began, *(lines.events[-1].global_step for lines in records.logs(attempt).ranks.values() if lines.events)])
+    return max(
+        [
+            began,
+            *(
+                lines.events[-1].global_step
+                for lines in records.logs(attempt).ranks.values()
+                if lines.events
+            ),
+        ]
+    )
 
 
 def committed_as(records: RunRecords, commit_sha256: str, *, before: int) -> CheckpointLine | None:
-    """The `committed` line with that hash among the attempts before `before`. One that names another attempt than its log's is none: who follows
-    it would walk in circles."""
-    lines = (line for a in records.attempt_logs if a.attempt < before for line in a.checkpoints.events if line.attempt == a.attempt)
-    return next((line for line in lines if line.event == "committed" and line.commit_sha256 == commit_sha256), None)
+    """The `committed` line with that hash among the attempts before `before`. One that names
+    another attempt than its log's is none: who follows it would walk in circles.
+    """
+    lines = (
+        line
+        for a in records.attempt_logs
+        if a.attempt < before
+        for line in a.checkpoints.events
+        if line.attempt == a.attempt
+    )
+    return next(
+        (
+            line
+            for line in lines
+            if line.event == "committed" and line.commit_sha256 == commit_sha256
+        ),
+        None,
+    )
 
 
 def end_of(records: RunRecords, attempt: Attempt) -> int:
-    """The last step that `attempt` committed, from its final record, its survivor report, or the last step that every rank logged."""
+    """The last step that `attempt` committed, from its final record, its survivor report, or the
+    last step that every rank logged.
+    """
     logs = records.logs(attempt.attempt)
     if logs.final:
         return logs.final.global_step
@@ -147,22 +212,33 @@ def end_of(records: RunRecords, attempt: Attempt) -> int:
 
 
 def seen_before(records: RunRecords) -> dict[int, int]:
-    """By attempt, the highest step that any earlier attempt logged: its steps up to there are replay."""
+    """By attempt, the highest step that any earlier attempt logged: its steps up to there are
+    replay.
+    """
     highest, seen = 0, {}
     for a in records.attempt_logs:
         seen[a.attempt] = highest
-        highest = max([highest, *(line.global_step for lines in a.ranks.values() for line in lines.events)])
+        highest = max(
+            [highest, *(line.global_step for lines in a.ranks.values() for line in lines.events)]
+        )
     return seen
 
 
 def replayed_steps(records: RunRecords) -> int:
     """The number of steps repeated that an earlier attempt had already done, by rank 0's log."""
     seen = seen_before(records)
-    return sum(line.global_step <= seen[a.attempt] for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events)
+    return sum(
+        line.global_step <= seen[a.attempt]
+        for a in records.attempt_logs
+        if 0 in a.ranks
+        for line in a.ranks[0].events
+    )
 
 
 def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:
-    """The ranks' lines of a segment, by (step, rank); more than one line if a step was logged twice."""
+    """The ranks' lines of a segment, by (step, rank); more than one line if a step was logged
+    twice.
+    """
     found: dict[tuple[int, int], list[RankLine]] = {}
     for rank, lines in records.logs(segment.attempt).ranks.items():
         for line in lines.events:
@@ -172,30 +248,41 @@ def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], lis
 
 
 def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
-    """Committed losses by step and rank, or by step and replica (the first line if there are several); both sorted."""
+    """Committed losses by step and rank, or by step and replica (the first line if there are
+    several); both sorted.
+    """
     found: dict[int, dict[int, float]] = {}
     for segment in path.segments:
         for (step, _), lines in lines_of(records, segment).items():
-            found.setdefault(step, {}).update(losses_of(lines[0], records.stored.config.elastic.replicas))
+            found.setdefault(step, {}).update(
+                losses_of(lines[0], records.stored.config.elastic.replicas)
+            )
     return {step: dict(sorted(by_rank.items())) for step, by_rank in sorted(found.items())}
 
 
 def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
-    """The line's loss by rank, or by replica, so that runs with different world sizes can be compared."""
+    """The line's loss by rank, or by replica, so that runs with different world sizes can be
+    compared.
+    """
     if isinstance(line.loss, tuple):
-        places = owned(replicas, line.rank, line.world_size) if replicas else range(len(line.loss))  # a stranger's record may say that it has none
+        # a stranger's record may say that it has none
+        places = owned(replicas, line.rank, line.world_size) if replicas else range(len(line.loss))
         return dict(zip(places, line.loss, strict=False))
     return {line.rank: line.loss}
 
 
 def evaluations(records: RunRecords, path: Lineage) -> dict[int, Evaluation]:
-    """Quality after each evaluated step of the committed sequence, sorted by step: the one that was measured last, if several were."""
+    """Quality after each evaluated step of the committed sequence, sorted by step: the one that was
+    measured last, if several were.
+    """
     found = {each.global_step: each for a in records.attempt_logs for each in a.evaluations.events}
     return {step: each for step, each in sorted(found.items()) if step <= path.last_step}
 
 
 def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:
-    """The running hash over the committed lines of `rank` in one chain: chain = sha256(chain + line), from the empty string."""
+    """The running hash over the committed lines of `rank` in one chain: chain = sha256(chain +
+    line), from the empty string.
+    """
     chain = ""
     for segment in path.chained:
         lines = records.logs(segment.attempt).ranks.get(rank)

@@ -38,7 +38,9 @@ from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 T = TypeVar("T")
 NOTHING: Lines[Any] = Lines((), (), 0)
 MOST_DISK_BYTES = 2**26
-SPARE_LOGS = SPARE_CLAIMS = 16  # so many logs or claims beyond what the run can have left are still loaded, so that they can be named
+# so many logs or claims beyond what the run can have left are still loaded, so that they can be
+# named
+SPARE_LOGS = SPARE_CLAIMS = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Unread:
 class AttemptRecords:
     """The logs of one attempt. `ranks` by rank; `spans` of rank 0; `order`: launch.json.
 
-    `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state right after it was restored;
+    `survivor_reports`, `lost_sample_records`: by surviving rank. `restored`: by rank, its state
+    right after it was restored;
     `unloadable`: the checkpoint that it could not load. `evaluations`: quality on held-out data.
     """
 
@@ -72,18 +75,25 @@ class AttemptRecords:
     @property
     def survivor_report(self) -> SurvivorReport | None:
         """The report of the lowest surviving rank; verify checks that all reports agree."""
-        return next((lines.events[0] for _, lines in sorted(self.survivor_reports.items()) if lines.events), None)
+        return next(
+            (lines.events[0] for _, lines in sorted(self.survivor_reports.items()) if lines.events),
+            None,
+        )
 
     @property
     def lost_samples(self) -> tuple[LostSamples, ...]:
-        """The lost-sample lines of the lowest rank that has them; each survivor writes all of them."""
+        """The lost-sample lines of the lowest rank that has them; each survivor writes all of
+        them.
+        """
         return next((lines.events for _, lines in sorted(self.lost_sample_records.items())), ())
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """The records of one run directory. `plan` and `supervisor` are None if the file is missing or unreadable; `attempt_logs`: the attempt
-    folders found. `cut`: the instant at which they were read, of a run that was still running."""
+    """The records of one run directory. `plan` and `supervisor` are None if the file is missing or
+    unreadable; `attempt_logs`: the attempt folders found. `cut`: the instant at which they were
+    read, of a run that was still running.
+    """
 
     layout: RunLayout
     stored: StoredConfig
@@ -103,7 +113,9 @@ class RunRecords:
 
     @property
     def sessions(self) -> tuple[SupervisorSession, ...]:
-        """The supervisor sessions that supervisor.json lists; none if it is missing or unreadable."""
+        """The supervisor sessions that supervisor.json lists; none if it is missing or
+        unreadable.
+        """
         return self.supervisor.sessions if self.supervisor else ()
 
     def session_of(self, attempt: Attempt) -> SupervisorSession | None:
@@ -125,9 +137,18 @@ class RunRecords:
 
     @property
     def final(self) -> FinalState | None:
-        """The final record of the attempt that reached the target; none of a target that was raised since."""
+        """The final record of the attempt that reached the target; none of a target that was raised
+        since.
+        """
         before = self.stored.config.continued_at
-        return next((a.final for a in reversed(self.attempt_logs) if a.final and a.final.global_step not in before), None)
+        return next(
+            (
+                a.final
+                for a in reversed(self.attempt_logs)
+                if a.final and a.final.global_step not in before
+            ),
+            None,
+        )
 
     @property
     def torn(self) -> dict[str, int]:
@@ -136,40 +157,70 @@ class RunRecords:
         for a in self.attempt_logs:
             paths = self.layout.attempt(a.attempt)
             files = [(paths.rank(rank), lines.torn) for rank, lines in a.ranks.items()]
-            files += [(paths.survivor_report(rank), lines.torn) for rank, lines in a.survivor_reports.items()]
-            files += [(paths.lost_samples(rank), lines.torn) for rank, lines in a.lost_sample_records.items()]
-            files += [(paths.checkpoints, a.checkpoints.torn), (paths.spans(0), a.spans.torn), (paths.evaluations, a.evaluations.torn)]
+            files += [
+                (paths.survivor_report(rank), lines.torn)
+                for rank, lines in a.survivor_reports.items()
+            ]
+            files += [
+                (paths.lost_samples(rank), lines.torn)
+                for rank, lines in a.lost_sample_records.items()
+            ]
+            files += [
+                (paths.checkpoints, a.checkpoints.torn),
+                (paths.spans(0), a.spans.torn),
+                (paths.evaluations, a.evaluations.torn),
+            ]
             counted |= {self.layout.relative(path): torn for path, torn in files if torn}
         return counted
 
 
 def load(layout: RunLayout, cut: Cut | None = None) -> RunRecords:
-    """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be read; other damage goes to `unread`.
+    """Load the records under `layout`. EvidenceMissing or RecordError if config.json cannot be
+    read; other damage goes to `unread`.
 
     `cut`: as they were at that instant; MovedOn if one of them is not to be had any more.
     """
     return _Loader(layout, cut).load()
 
 
-RUNS_AT_ONCE = "runs_at_once"  # in environment.json where runs of a sweep trained at the same time: how many
+# in environment.json where runs of a sweep trained at the same time: how many
+RUNS_AT_ONCE = "runs_at_once"
 
 
 def load_environment(layout: RunLayout) -> dict[str, Any]:
-    """The run's machine and versions (environment.json); empty if there is none. RecordError or OSError if it is damaged."""
-    return known_environment(dict(read_json(layout.environment))) if layout.environment.exists() else {}
+    """The run's machine and versions (environment.json); empty if there is none. RecordError or
+    OSError if it is damaged.
+    """
+    return (
+        known_environment(dict(read_json(layout.environment)))
+        if layout.environment.exists()
+        else {}
+    )
 
 
 def known_environment(value: Any) -> dict[str, Any]:
     """environment.json without fields whose type is not the one ECRL writes."""
-    kinds: dict[str, Any] = {"cpu": dict, "packages": dict, "math_kernels": dict, "file_system": dict, "gpus": list}
-    known: dict[str, Any] = {
-        key: item for key, item in (value if isinstance(value, dict) else {}).items() if isinstance(item, kinds.get(key, str | int | None))
+    kinds: dict[str, Any] = {
+        "cpu": dict,
+        "packages": dict,
+        "math_kernels": dict,
+        "file_system": dict,
+        "gpus": list,
     }
-    return known | ({"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {})
+    known: dict[str, Any] = {
+        key: item
+        for key, item in (value if isinstance(value, dict) else {}).items()
+        if isinstance(item, kinds.get(key, str | int | None))
+    }
+    return known | (
+        {"gpus": [gpu for gpu in known["gpus"] if isinstance(gpu, dict)]} if "gpus" in known else {}
+    )
 
 
 def load_disk(layout: RunLayout) -> tuple[DiskLine, ...]:
-    """The disk samples of a run (disk.jsonl); empty if the disk was not sampled. RecordError or OSError if the file is damaged."""
+    """The disk samples of a run (disk.jsonl); empty if the disk was not sampled. RecordError or
+    OSError if the file is damaged.
+    """
     return read_journal(layout.disk, DiskLine, MOST_DISK_BYTES).events
 
 
@@ -181,17 +232,34 @@ class _Loader:
     def load(self) -> RunRecords:
         stored = read_run_config(self.layout)
         self.limit = journal_bytes(stored.config)
-        self.most_ranks = max([stored.config.world_size, *stored.config.elastic.schedule.values()]) + SPARE_LOGS
+        self.most_ranks = (
+            max([stored.config.world_size, *stored.config.elastic.schedule.values()]) + SPARE_LOGS
+        )
         supervisor = self.document(self.layout.supervisor, _supervisor)
         dataset = self.document(self.layout.dataset, lambda value: decode(DatasetRecord, value))
         plan = self.document(self.layout.failures, _plan)
         numbers = [n for n in self.layout.attempts() if self.there(self.layout.attempt(n).folder)]
-        attempts = tuple(self.attempt(n) for n in self.first(numbers, MOST_ATTEMPTS, self.layout.logs))
+        attempts = tuple(
+            self.attempt(n) for n in self.first(numbers, MOST_ATTEMPTS, self.layout.logs)
+        )
         fired = self.fired(len(plan or ()) + SPARE_CLAIMS)
-        interval = self.document(self.layout.state_digests, lambda value: decode(DigestInterval, value))
+        interval = self.document(
+            self.layout.state_digests, lambda value: decode(DigestInterval, value)
+        )
         if self.cut:
             self.cut.check_unchanged(self.layout.config)
-        return RunRecords(self.layout, stored, supervisor, dataset, plan, fired, attempts, tuple(self.unread), interval, self.cut)
+        return RunRecords(
+            self.layout,
+            stored,
+            supervisor,
+            dataset,
+            plan,
+            fired,
+            attempts,
+            tuple(self.unread),
+            interval,
+            self.cut,
+        )
 
     def attempt(self, number: int) -> AttemptRecords:
         paths = self.layout.attempt(number)
@@ -199,7 +267,9 @@ class _Loader:
             attempt=number,
             ranks={
                 rank: self.journal(paths.rank(rank), RankLine)
-                for rank in self.first(self.ranks(paths.ranks(), paths.rank), self.most_ranks, paths.folder)
+                for rank in self.first(
+                    self.ranks(paths.ranks(), paths.rank), self.most_ranks, paths.folder
+                )
             },
             checkpoints=self.journal(paths.checkpoints, CheckpointLine),
             spans=self.journal(paths.spans(0), Span),
@@ -207,29 +277,53 @@ class _Loader:
             order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
             survivor_reports={
                 rank: self.journal(paths.survivor_report(rank), SurvivorReport)
-                for rank in self.first(self.ranks(paths.with_survivor_report(), paths.survivor_report), self.most_ranks, paths.folder)
+                for rank in self.first(
+                    self.ranks(paths.with_survivor_report(), paths.survivor_report),
+                    self.most_ranks,
+                    paths.folder,
+                )
             },
             lost_sample_records={
                 rank: self.journal(paths.lost_samples(rank), LostSamples)
-                for rank in self.first(self.ranks(paths.with_lost_samples(), paths.lost_samples), self.most_ranks, paths.folder)
+                for rank in self.first(
+                    self.ranks(paths.with_lost_samples(), paths.lost_samples),
+                    self.most_ranks,
+                    paths.folder,
+                )
             },
             restored={
                 rank: state
-                for rank in self.first(self.ranks(paths.with_restored(), paths.restored), self.most_ranks, paths.folder)
-                if (state := self.document(paths.restored(rank), lambda value: decode(RestoredState, value)))
+                for rank in self.first(
+                    self.ranks(paths.with_restored(), paths.restored), self.most_ranks, paths.folder
+                )
+                if (
+                    state := self.document(
+                        paths.restored(rank), lambda value: decode(RestoredState, value)
+                    )
+                )
             },
             evaluations=self.journal(paths.evaluations, Evaluation),
             unloadable={
                 rank: found
-                for rank in self.first(self.ranks(paths.with_unloadable(), paths.unloadable), self.most_ranks, paths.folder)
-                if (found := self.document(paths.unloadable(rank), lambda value: decode(Unloadable, value)))
+                for rank in self.first(
+                    self.ranks(paths.with_unloadable(), paths.unloadable),
+                    self.most_ranks,
+                    paths.folder,
+                )
+                if (
+                    found := self.document(
+                        paths.unloadable(rank), lambda value: decode(Unloadable, value)
+                    )
+                )
             },
         )
 
     def fired(self, most: int) -> tuple[InjectedFault, ...]:
         files = sorted(self.layout.fired.glob("*.json")) if is_folder(self.layout.fired) else []
         files = self.first([path for path in files if self.there(path)], most, self.layout.fired)
-        entries = (self.document(path, lambda value: decode(InjectedFault, value)) for path in files)
+        entries = (
+            self.document(path, lambda value: decode(InjectedFault, value)) for path in files
+        )
         return tuple(entry for entry in entries if entry is not None)
 
     def there(self, path: Path) -> bool:
@@ -240,9 +334,16 @@ class _Loader:
         return [rank for rank in numbers if self.there(path(rank))]
 
     def first(self, there: list[T], most: int, folder: Path) -> list[T]:
-        """The first `most` entries of `folder`, as many as the run can have left; more are reported as unread."""
+        """The first `most` entries of `folder`, as many as the run can have left; more are reported
+        as unread.
+        """
         if len(there) > most:
-            self.unread.append(Unread(self.layout.relative(folder), f"holds {len(there)} entries of one kind, this run leaves at most {most}"))
+            self.unread.append(
+                Unread(
+                    self.layout.relative(folder),
+                    f"holds {len(there)} entries of one kind, this run leaves at most {most}",
+                )
+            )
         return there[:most]
 
     def journal(self, path: Path, kind: type[T]) -> Lines[T]:
@@ -270,7 +371,13 @@ class _Loader:
                 self.cut.check_unchanged(path)
 
     def damaged(self, path: Path, error: Exception) -> None:
-        reason = error.fact if isinstance(error, RecordError) else str(error.strerror) if isinstance(error, OSError) else str(error)
+        reason = (
+            error.fact
+            if isinstance(error, RecordError)
+            else str(error.strerror)
+            if isinstance(error, OSError)
+            else str(error)
+        )
         self.unread.append(Unread(self.layout.relative(path), reason))
 
 
@@ -285,5 +392,8 @@ def _supervisor(value: Any) -> SupervisorRecord:
         raise RecordError("supervisor.json", f"names more than {MOST_ATTEMPTS} attempts")
     record = decode(SupervisorRecord, value)
     if record.schema_version != SCHEMA_VERSION:
-        raise RecordError("supervisor.json", f"schema version {record.schema_version}, this ECRL reads {SCHEMA_VERSION}")
+        raise RecordError(
+            "supervisor.json",
+            f"schema version {record.schema_version}, this ECRL reads {SCHEMA_VERSION}",
+        )
     return record

@@ -20,7 +20,9 @@ def successor(records: RunRecords, attempt: int) -> Attempt | None:
 
 
 def surviving_ranks(a: Attempt) -> tuple[int, ...]:
-    """The ranks that `a`'s processes had in the previous attempt; empty if every process was started for `a`."""
+    """The ranks that `a`'s processes had in the previous attempt; empty if every process was
+    started for `a`.
+    """
     return tuple(origin for rank, origin in enumerate(a.origins) if rank not in a.joined)
 
 
@@ -34,7 +36,8 @@ def was_stopped(attempts: Sequence[Attempt], a: Attempt) -> bool:
     """Whether `a` ended by a stop request or completed, or its survivors did."""
     survived = {a.attempt} if a.outcome == SURVIVED else set[int]()
     ends = [a.outcome]
-    for each in sorted(attempts, key=lambda each: each.attempt):  # only a later one goes on with it, whatever a stranger's record says
+    # only a later one goes on with it, whatever a stranger's record says
+    for each in sorted(attempts, key=lambda each: each.attempt):
         if each.attempt > a.attempt and each.continues in survived:
             ends.append(each.outcome)
             survived |= {each.attempt} if each.outcome == SURVIVED else set()
@@ -52,7 +55,9 @@ def lost_lines(records: RunRecords, path: Lineage) -> tuple[tuple[int, LostSampl
 
 
 def lost_samples(records: RunRecords, path: Lineage) -> int:
-    """How many samples of `path` have no influence on at least one layer; a sample on several lines of a step counts once."""
+    """How many samples of `path` have no influence on at least one layer; a sample on several lines
+    of a step counts once.
+    """
     by_step: dict[int, Counter[int]] = {}
     for _, line in lost_lines(records, path):
         by_step[line.global_step] = by_step.get(line.global_step, Counter()) | Counter(line.samples)
@@ -70,7 +75,9 @@ def survivals(records: RunRecords) -> int:
 
 
 def given_up(records: RunRecords, attempt: int) -> int:
-    """How many steps of `attempt` were interrupted by a death and discarded, to be redone from their beginning: 0 or 1."""
+    """How many steps of `attempt` were interrupted by a death and discarded, to be redone from
+    their beginning: 0 or 1.
+    """
     logs, finished = records.logs(attempt), recovery_of(records.stored.config).loses_samples
     after = successor(records, attempt)
     if finished or logs.survivor_report is None or after is None or after.memory != SURVIVORS:
@@ -81,19 +88,31 @@ def given_up(records: RunRecords, attempt: int) -> int:
 
 
 def membership_history(records: RunRecords) -> dict[int, History]:
-    """By attempt, the survival history that its steps depend on: since when how many ranks shared the batch (with replicas it does not matter), and
-    what was lost before.
+    """By attempt, the survival history that its steps depend on: since when how many ranks shared
+    the batch (with replicas it does not matter), and what was lost before.
 
     Repeated steps give the same result only if these agree. Empty if no attempt continued in place.
     """
     if all(a.continues is None for a in records.attempts):
         return {}
-    return {a.attempt: _past(records, ancestry(records, a.attempt, a.resumed_from_step), a) for a in records.attempts}
+    return {
+        a.attempt: _past(records, ancestry(records, a.attempt, a.resumed_from_step), a)
+        for a in records.attempts
+    }
 
 
 def _past(records: RunRecords, path: Lineage, a: Attempt) -> History:
     sizes: list[tuple[int, ...]] = []
-    for after, size in [*((s.after, s.world_size) for s in path.segments if s.steps()), (a.resumed_from_step, a.world_size)]:
+    for after, size in [
+        *((s.after, s.world_size) for s in path.segments if s.steps()),
+        (a.resumed_from_step, a.world_size),
+    ]:
         if not records.stored.config.elastic.replicas and (not sizes or sizes[-1][1] != size):
             sizes.append((after, size))
-    return (*sizes, *((attempt, line.global_step, len(line.samples)) for attempt, line in lost_lines(records, path)))
+    return (
+        *sizes,
+        *(
+            (attempt, line.global_step, len(line.samples))
+            for attempt, line in lost_lines(records, path)
+        ),
+    )

@@ -1,4 +1,6 @@
-"""Rank 0's wall time from the supervisor's launch to the target, cut into slices of one category each."""
+"""Rank 0's wall time from the supervisor's launch to the target, cut into slices of one category
+each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ PHASES = ("detect", "idle", *STARTUP)
 
 @dataclass(frozen=True)
 class TimelineSlice:
-    """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any step.
+    """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any
+    step.
 
     `attempt`: the one that spent it; idle time counts for the following attempt.
     """
@@ -36,8 +39,8 @@ class TimelineSlice:
 class Timeline:
     """The slices of a run's wall time.
 
-    `pieces`: in order of time. `windows`: (start, end) of each supervisor session on the clock. `absent_s`: seconds between sessions, on no
-    clock.
+    `pieces`: in order of time. `windows`: (start, end) of each supervisor session on the clock.
+    `absent_s`: seconds between sessions, on no clock.
     """
 
     pieces: tuple[TimelineSlice, ...]
@@ -54,7 +57,8 @@ class Timeline:
         """Seconds by category."""
         total = dict.fromkeys(CATEGORIES, 0.0)
         for piece in self.pieces:
-            total[piece.category] = total.get(piece.category, 0.0) + piece.end - piece.start  # a stranger's record may have another one
+            # a stranger's record may have another one
+            total[piece.category] = total.get(piece.category, 0.0) + piece.end - piece.start
         return total
 
     @property
@@ -66,7 +70,11 @@ class Timeline:
         """Pairs of neighbouring slices that overlap."""
         ordered = sorted(self.pieces, key=lambda piece: (piece.session, piece.start, piece.end))
         neighbours = pairwise(ordered)
-        return [(a, b) for a, b in neighbours if a.session == b.session and b.start < a.end - tolerance_s]
+        return [
+            (a, b)
+            for a, b in neighbours
+            if a.session == b.session and b.start < a.end - tolerance_s
+        ]
 
 
 def timeline(records: RunRecords) -> Timeline:
@@ -83,18 +91,23 @@ def timeline(records: RunRecords) -> Timeline:
 
 
 def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]]:
-    """By attempt: seconds of each start-up phase, including the detection of the preceding death and the idle time after it."""
+    """By attempt: seconds of each start-up phase, including the detection of the preceding death
+    and the idle time after it.
+    """
     found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in records.attempts}
     for piece in account.pieces:
         belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
-        outside = piece.step == 0 or piece.category == "warm_up"  # the first step warms up; a repeated first step counts as replay
+        # the first step warms up; a repeated first step counts as replay
+        outside = piece.step == 0 or piece.category == "warm_up"
         if piece.category in PHASES and outside and belongs in found:
             found[belongs][piece.category] += piece.end - piece.start
     return found
 
 
 def replays(account: Timeline) -> dict[int, tuple[int, float]]:
-    """By attempt: how many steps it repeated, and their seconds; only attempts that repeated any."""
+    """By attempt: how many steps it repeated, and their seconds; only attempts that repeated
+    any.
+    """
     steps: dict[int, set[int]] = {}
     seconds: dict[int, float] = {}
     for piece in account.pieces:
@@ -106,13 +119,19 @@ def replays(account: Timeline) -> dict[int, tuple[int, float]]:
 
 def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
     """The last instant at which the attempt of `logs` is known to have run."""
-    instants = [span.end for span in logs.spans.events] + [line.at for lines in logs.ranks.values() for line in lines.events]
-    instants += [entry.at for entry in records.fired if entry.attempt == logs.attempt] + ([logs.final.at] if logs.final else [])
+    instants = [span.end for span in logs.spans.events] + [
+        line.at for lines in logs.ranks.values() for line in lines.events
+    ]
+    instants += [entry.at for entry in records.fired if entry.attempt == logs.attempt] + (
+        [logs.final.at] if logs.final else []
+    )
     return max(instants, default=None)
 
 
 def _session_end(records: RunRecords, session: SupervisorSession, attempts: list[Attempt]) -> float:
-    """The instant the target was reached; else the supervisor's own end; else, if it was killed, the last evidence of its attempts."""
+    """The instant the target was reached; else the supervisor's own end; else, if it was killed,
+    the last evidence of its attempts.
+    """
     finals = [final for final in (records.logs(a.attempt).final for a in attempts) if final]
     if finals:
         return finals[-1].at
@@ -122,47 +141,86 @@ def _session_end(records: RunRecords, session: SupervisorSession, attempts: list
     return max([session.started_at, *known])
 
 
-def _session_pieces(records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]) -> Iterator[TimelineSlice]:
+def _session_pieces(
+    records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]
+) -> Iterator[TimelineSlice]:
     session, (before, end) = attempts[0].session if attempts else 0, window
     for attempt in attempts:
         yield from _arrival(attempt, before, attempt.launched_at)
         pieces = list(_attempt_pieces(records, attempt, end, seen.get(attempt.attempt, 0)))
         yield from pieces
-        before = attempt.ended_at if attempt.ended_at is not None else max([piece.end for piece in pieces] + [attempt.launched_at])
+        before = (
+            attempt.ended_at
+            if attempt.ended_at is not None
+            else max([piece.end for piece in pieces] + [attempt.launched_at])
+        )
     if not (attempts and records.logs(attempts[-1].attempt).final):
         yield from _piece("idle", before, end, attempts[-1].attempt + 1 if attempts else 0, session)
 
 
-def _attempt_pieces(records: RunRecords, attempt: Attempt, window_end: float, seen: int) -> Iterator[TimelineSlice]:
-    """From the launch to the end of `attempt`: launch, rank 0's own spans up to the fault, detection (or idle if nothing died).
+def _attempt_pieces(
+    records: RunRecords, attempt: Attempt, window_end: float, seen: int
+) -> Iterator[TimelineSlice]:
+    """From the launch to the end of `attempt`: launch, rank 0's own spans up to the fault,
+    detection (or idle if nothing died).
 
-    The span open when rank 0 died is not on record: its time belongs to a step that was never committed and counts as detection too. A
-    surviving rank 0 works on after the fault: what it does to commit a step counts as work; the rest, until the next attempt works, as
-    detection.
+    The span open when rank 0 died is not on record: its time belongs to a step that was never
+    committed and counts as detection too. A surviving rank 0 works on after the fault: what it does
+    to commit a step counts as work; the rest, until the next attempt works, as detection.
     """
     logs, number, session = records.logs(attempt.attempt), attempt.attempt, attempt.session
     ended = min(window_end if attempt.ended_at is None else attempt.ended_at, window_end)
     died, survived = attempt.outcome in ("died", "hung", SURVIVED), attempt.outcome == SURVIVED
     left = logs.survivor_report.finished_step if survived and logs.survivor_report else -1
     injected_at = fatal_fault_instants(records, attempt) if died else []
-    stop = min(ended, max(injected_at, default=ended))  # the last of several faults: nothing follows the one that ends an attempt
+    # the last of several faults: nothing follows the one that ends an attempt
+    stop = min(ended, max(injected_at, default=ended))
     if logs.spans.events:
         first = logs.spans.events[0].start
-        yield from _arrival(attempt, attempt.launched_at, first if survived else min(first, stop), "launch")
+        yield from _arrival(
+            attempt, attempt.launched_at, first if survived else min(first, stop), "launch"
+        )
     elif not any(lines.events for lines in logs.ranks.values()):
         yield from _arrival(attempt, attempt.launched_at, stop, "launch")
     for span in _spans(logs):
-        replay, until = 0 < span.global_step <= seen, min(span.end, ended if span.global_step <= left else stop)
-        yield from _piece("replay" if replay else span.category, span.start, until, number, session, span.global_step)
+        replay, until = (
+            0 < span.global_step <= seen,
+            min(span.end, ended if span.global_step <= left else stop),
+        )
+        yield from _piece(
+            "replay" if replay else span.category,
+            span.start,
+            until,
+            number,
+            session,
+            span.global_step,
+        )
         if survived:
-            yield from _piece("detect", max(span.start, until), min(span.end, ended), number, session)
+            yield from _piece(
+                "detect", max(span.start, until), min(span.end, ended), number, session
+            )
     if not logs.final:
-        noticed_from = min([ended if survived and logs.spans.events else stop, *(span.end for span in _spans(logs)[-1:])])
-        yield from _piece("detect" if died else "idle", noticed_from, ended, number if died else number + 1, session)
+        noticed_from = min(
+            [
+                ended if survived and logs.spans.events else stop,
+                *(span.end for span in _spans(logs)[-1:]),
+            ]
+        )
+        yield from _piece(
+            "detect" if died else "idle",
+            noticed_from,
+            ended,
+            number if died else number + 1,
+            session,
+        )
 
 
-def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle") -> Iterator[TimelineSlice]:
-    """The time before `attempt` could work; if its processes already existed, it counts as detection, since it was spent on a death."""
+def _arrival(
+    attempt: Attempt, start: float, end: float, otherwise: str = "idle"
+) -> Iterator[TimelineSlice]:
+    """The time before `attempt` could work; if its processes already existed, it counts as
+    detection, since it was spent on a death.
+    """
     if attempt.origins:
         yield from _piece("detect", start, end, attempt.attempt - 1, attempt.session)
     else:
@@ -170,28 +228,52 @@ def _arrival(attempt: Attempt, start: float, end: float, otherwise: str = "idle"
 
 
 def fatal_fault_instants(records: RunRecords, attempt: Attempt) -> list[float]:
-    """The instants of faults after which the target rank did no further step: faults that only slow down or corrupt end nothing."""
-    last = {rank: lines.events[-1].at for rank, lines in records.logs(attempt.attempt).ranks.items() if lines.events}
-    fired = [entry for entry in records.fired if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at]
+    """The instants of faults after which the target rank did no further step: faults that only slow
+    down or corrupt end nothing.
+    """
+    last = {
+        rank: lines.events[-1].at
+        for rank, lines in records.logs(attempt.attempt).ranks.items()
+        if lines.events
+    }
+    fired = [
+        entry
+        for entry in records.fired
+        if entry.attempt == attempt.attempt and entry.at >= attempt.launched_at
+    ]
     return [entry.at for entry in fired if last.get(entry.rank, entry.at) <= entry.at]
 
 
 def _spans(logs: AttemptRecords) -> list[Span]:
-    """Rank 0's spans; if it died before closing the span of the last step that it logged, that step is taken from its line."""
+    """Rank 0's spans; if it died before closing the span of the last step that it logged, that step
+    is taken from its line.
+    """
     spans = list(logs.spans.events)
     last = logs.ranks[0].events[-1] if 0 in logs.ranks and logs.ranks[0].events else None
     if spans and last and not logs.final and last.at > spans[-1].end:
-        spans.append(Span("compute", max(spans[-1].end, last.at - last.seconds), last.at, logs.attempt, last.global_step))
+        spans.append(
+            Span(
+                "compute",
+                max(spans[-1].end, last.at - last.seconds),
+                last.at,
+                logs.attempt,
+                last.global_step,
+            )
+        )
     return spans
 
 
-def _piece(category: str, start: float, end: float, attempt: int, session: int, step: int = 0) -> Iterator[TimelineSlice]:
+def _piece(
+    category: str, start: float, end: float, attempt: int, session: int, step: int = 0
+) -> Iterator[TimelineSlice]:
     if end > start:
         yield TimelineSlice(category, start, end, attempt, session, step)
 
 
 def _absence(sessions: tuple[SupervisorSession, ...], windows: list[tuple[float, float]]) -> float:
-    """Seconds between sessions: by the monotonic clock within one boot, by the wall clock across boots."""
+    """Seconds between sessions: by the monotonic clock within one boot, by the wall clock across
+    boots.
+    """
     total = 0.0
     for i in range(len(sessions) - 1):
         before, after = sessions[i], sessions[i + 1]

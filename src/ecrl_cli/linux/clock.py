@@ -1,4 +1,6 @@
-"""Clocks: monotonic time, wall time, processor time, and the id of the boot that the monotonic clock belongs to."""
+"""Clocks: monotonic time, wall time, processor time, and the id of the boot that the monotonic
+clock belongs to.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def monotonic() -> float:
 
 
 def both_clocks() -> tuple[float, float]:
-    """(`monotonic`, `wall`) read at about the same instant: within 1 ms, retried at most 20 times where the process was descheduled in between."""
+    """(`monotonic`, `wall`) read at about the same instant: within 1 ms, retried at most 20 times
+    where the process was descheduled in between.
+    """
     for _ in range(_TRIES):
         before, time_, after = monotonic(), wall(), monotonic()
         if after - before < _CLOSE_S:

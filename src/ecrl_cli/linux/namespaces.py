@@ -1,7 +1,9 @@
-"""Private namespaces: of the network, with nothing but a loopback device, and of mounts. Standard library only: this file also runs as a script.
+"""Private namespaces: of the network, with nothing but a loopback device, and of mounts. Standard
+library only: this file also runs as a script.
 
-`python -I -S namespaces.py COMMAND...` executes COMMAND in a new network namespace with the loopback device up. It is a script rather than a
-`preexec_fn` because the latter is unsafe in a process with threads. Without the privilege to create a network namespace it first creates a user
+`python -I -S namespaces.py COMMAND...` executes COMMAND in a new network namespace with the
+loopback device up. It is a script rather than a `preexec_fn` because the latter is unsafe in a
+process with threads. Without the privilege to create a network namespace it first creates a user
 namespace in which this user is root. Exit code 71 where that is refused too.
 """
 
@@ -29,20 +31,28 @@ def private_command(command: list[str]) -> list[str]:
 
 
 def set_loopback(*, up: bool) -> None:
-    """Bring the loopback device of this process's network namespace up or down. PermissionError without CAP_NET_ADMIN in it."""
+    """Bring the loopback device of this process's network namespace up or down. PermissionError
+    without CAP_NET_ADMIN in it.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         _, flags = _REQUEST.unpack(fcntl.ioctl(line, _GET_FLAGS, _REQUEST.pack(b"lo", 0)))
         fcntl.ioctl(line, _SET_FLAGS, _REQUEST.pack(b"lo", flags | _UP if up else flags & ~_UP))
 
 
 def enter() -> None:
-    """Move this process into a new network namespace, loopback up. OSError where the kernel or a sandbox does not allow it."""
+    """Move this process into a new network namespace, loopback up. OSError where the kernel or a
+    sandbox does not allow it.
+    """
     user, group = os.geteuid(), os.getegid()
     try:
         check(LIBC.unshare(CLONE_NEWNET), "unshare")
     except PermissionError:
         check(LIBC.unshare(CLONE_NEWUSER | CLONE_NEWNET), "unshare")
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"0 {user} 1"),
+            ("gid_map", f"0 {group} 1"),
+        ):
             Path(f"/proc/self/{name}").write_text(text, encoding="utf-8")
     set_loopback(up=True)
 
@@ -55,7 +65,8 @@ def check(result: int, what: str) -> None:
 
 
 def private_mounts() -> None:
-    """Move this process and its future children into a private mount namespace, which goes when the last of them ends.
+    """Move this process and its future children into a private mount namespace, which goes when the
+    last of them ends.
 
     OSError where that is not permitted.
     """
@@ -69,5 +80,6 @@ if __name__ == "__main__":
     except OSError as error:
         sys.stderr.write(f"{error.strerror}\n")
         sys.exit(REFUSED)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the hostname does not resolve to an address of this namespace
+    # the hostname does not resolve to an address of this namespace
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.execv(sys.argv[1], sys.argv[1:])

@@ -24,15 +24,17 @@ def parallel_map(
     done: Callable[[R], object] = lambda result: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> list[R]:
-    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised here. `done` is called here with each result, and
-    `meanwhile` once, while the workers work.
+    """`function` of each of `things`, in order; results are pickled. Its exceptions are raised
+    here. `done` is called here with each result, and `meanwhile` once, while the workers work.
     """
     count = min(workers or os.cpu_count() or 1, len(things))
     if count < 2 or len(things) < FEWEST or _work is not None:
         meanwhile()
         return _collected((function(thing) for thing in things), done)
     with _inherited(lambda number: function(things[number])), _pool(count) as pool:
-        results = pool.map(_numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count)))
+        results = pool.map(
+            _numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count))
+        )
         meanwhile()  # after the fork, so that no worker inherits half of it
         return _collected(results, done)
 
@@ -64,11 +66,13 @@ def _numbered(number: int) -> Any:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # Imported here: a verdict on one run needs no worker, and these take a tenth of the time of its start.
+    # Imported here: a verdict on one run needs no worker, and these take a tenth of the time of its
+    # start.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     with warnings.catch_warnings():
-        # Python warns about forking with threads; those of the numerical libraries are idle and hold no lock that a worker needs.
+        # Python warns about forking with threads; those of the numerical libraries are idle and
+        # hold no lock that a worker needs.
         warnings.simplefilter("ignore", DeprecationWarning)
         return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))

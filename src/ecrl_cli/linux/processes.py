@@ -1,4 +1,5 @@
-"""Linux process primitives: adopt orphans, wait for and kill processes by pidfd, read how they ended.
+"""Linux process primitives: adopt orphans, wait for and kill processes by pidfd, read how they
+ended.
 
 A pid can be reused by another process; a pidfd cannot. Nothing here kills by pid or by name.
 """
@@ -20,13 +21,16 @@ from ecrl_cli.linux.clock import monotonic
 
 PR_SET_CHILD_SUBREAPER = 36
 _EXIT_CODE_FIELD = 52  # of /proc/PID/stat, counted from 1; proc(5)
-# linux/pidfd.h: struct pidfd_info begins with a mask (u64) and has the wait status (s32) at byte 60; since Linux 6.15.
+# linux/pidfd.h: struct pidfd_info begins with a mask (u64) and has the wait status (s32) at byte
+# 60; since Linux 6.15.
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT, _PIDFD_INFO = 0xC040FF0B, 1 << 3, struct.Struct("<Q52xi")
 _PF_EXITING = 0x4  # linux/sched.h
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of its descendants' orphans from now on, so that it can reap them."""
+    """Make this process the parent of its descendants' orphans from now on, so that it can reap
+    them.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -47,7 +51,9 @@ def kill(pidfd: int) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    """Send signal `number` to `pid` through a pidfd, which cannot hit a process that reused the pid; does nothing if it has ended."""
+    """Send signal `number` to `pid` through a pidfd, which cannot hit a process that reused the
+    pid; does nothing if it has ended.
+    """
     if (pidfd := open_pidfd(pid)) is not None:
         try:
             with contextlib.suppress(ProcessLookupError):
@@ -62,7 +68,9 @@ def ended(pidfd: int) -> bool:
 
 
 def wait_all(pidfds: Iterable[int], seconds: float) -> list[int]:
-    """Wait at most `seconds` until all processes have ended; returns the pidfds of those that have not."""
+    """Wait at most `seconds` until all processes have ended; returns the pidfds of those that have
+    not.
+    """
     waiting, deadline = set(pidfds), monotonic() + seconds
     poll = select.poll()
     for fd in waiting:
@@ -79,8 +87,8 @@ def wait_all(pidfds: Iterable[int], seconds: float) -> list[int]:
 
 
 def peek(pid: int, pidfd: int) -> int | None:
-    """The wait status of an ended process that is another process's child. None if it cannot be known: before Linux 6.15, once its parent has
-    reaped it.
+    """The wait status of an ended process that is another process's child. None if it cannot be
+    known: before Linux 6.15, once its parent has reaped it.
     """
     info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     with contextlib.suppress(OSError):
@@ -93,12 +101,16 @@ def peek(pid: int, pidfd: int) -> int | None:
 
 
 def state(pid: int) -> str:
-    """The state letter of process `pid` as in proc(5): R, S, D, T, Z ...; empty if there is no such process."""
+    """The state letter of process `pid` as in proc(5): R, S, D, T, Z ...; empty if there is no such
+    process.
+    """
     return (_stat(pid) or [""])[0]
 
 
 def exiting(pid: int) -> bool:
-    """Whether `pid` is exiting (PF_EXITING): it has not ended yet, but its sockets may be closed already."""
+    """Whether `pid` is exiting (PF_EXITING): it has not ended yet, but its sockets may be closed
+    already.
+    """
     return bool(int((_stat(pid) or [""] * 6 + ["0"])[6]) & _PF_EXITING)
 
 
@@ -117,7 +129,9 @@ def reap(pid: int) -> int | None:
 
 
 def reap_group(group: int) -> None:
-    """Reap all children in process group `group`, all of which have been killed. Blocks until they have ended."""
+    """Reap all children in process group `group`, all of which have been killed. Blocks until they
+    have ended.
+    """
     while True:
         try:
             os.waitpid(-group, 0)
@@ -141,13 +155,17 @@ def print_to(path: Path) -> None:
 
 
 def tagged(marker: str) -> Callable[[int], bool]:
-    """A predicate on pids: whether the process was started with `marker` (NAME=value) in its environment."""
+    """A predicate on pids: whether the process was started with `marker` (NAME=value) in its
+    environment.
+    """
     wanted = marker.encode()
     return lambda pid: wanted in _read(f"/proc/{pid}/environ").split(b"\0")
 
 
 def printing_to(prefix: str) -> Callable[[int], bool]:
-    """A predicate on pids: whether the process's standard output is a file whose path starts with `prefix`."""
+    """A predicate on pids: whether the process's standard output is a file whose path starts with
+    `prefix`.
+    """
 
     def belongs(pid: int) -> bool:
         try:
@@ -161,16 +179,18 @@ def printing_to(prefix: str) -> Callable[[int], bool]:
 def of_run(root: Path) -> Callable[[int], bool]:
     """A predicate on pids: whether the process belongs to the run in `root`.
 
-    It is tagged with ECRL_RUN, or its standard output goes to the run's logs: a rank forked from a zygote, which serves several runs, has no
-    tag.
+    It is tagged with ECRL_RUN, or its standard output goes to the run's logs: a rank forked from a
+    zygote, which serves several runs, has no tag.
     """
     by_tag, by_output = tagged(f"ECRL_RUN={root}"), printing_to(f"{root}/logs/attempt-")
     return lambda pid: by_tag(pid) or by_output(pid)
 
 
-def sweep(belongs: Callable[[int], bool], spared: Collection[int] = (), seconds: float = 2.0) -> list[int]:
-    """Kill every process that `belongs` except this one and `spared`; reap those that are our children. Waits at most `seconds`. Returns the pids
-    found.
+def sweep(
+    belongs: Callable[[int], bool], spared: Collection[int] = (), seconds: float = 2.0
+) -> list[int]:
+    """Kill every process that `belongs` except this one and `spared`; reap those that are our
+    children. Waits at most `seconds`. Returns the pids found.
     """
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     found = [pid for pid in pids if pid != os.getpid() and pid not in spared and belongs(pid)]
@@ -194,5 +214,7 @@ def _read(path: str) -> bytes:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; the second is the process's name, which may contain spaces and brackets."""
+    """The fields of /proc/PID/stat from the third on; the second is the process's name, which may
+    contain spaces and brackets.
+    """
     return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,6 @@
-"""Unix sockets at paths of any length: the kernel takes 107 bytes, a run directory may be longer."""
+"""Unix sockets at paths of any length: the kernel takes 107 bytes, a run directory may be
+longer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def connect(path: Path) -> socket.socket:
 
 
 def _opened(path: Path, begin: Callable[[socket.socket, str], None]) -> socket.socket:
-    """A stream socket that `begin` was called on with the address of `path`; closed where that fails."""
+    """A stream socket that `begin` was called on with the address of `path`; closed where that
+    fails.
+    """
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_address(path) as address:

@@ -1,4 +1,6 @@
-"""The checkpoint account: every submitted checkpoint counts once and ends once; and the cost of in-memory snapshots."""
+"""The checkpoint account: every submitted checkpoint counts once and ends once; and the cost of
+in-memory snapshots.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,23 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, STALL_PARTS, CheckpointLine
 
-TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "hash_s", "commit_s", "stall_s")
+TIMES = (
+    "snapshot_s",
+    "serialize_s",
+    "enqueue_s",
+    "backpressure_s",
+    "write_s",
+    "hash_s",
+    "commit_s",
+    "stall_s",
+)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: its step, the attempt that submitted it, how it ended ("" if not on record), its costs."""
+    """One checkpoint: its step, the attempt that submitted it, how it ended ("" if not on record),
+    its costs.
+    """
 
     attempt: int
     global_step: int
@@ -44,25 +57,37 @@ class CheckpointAccount:
         return math.fsum(c.seconds[time] for c in self.checkpoints)
 
     def document(self) -> dict[str, float]:
-        """The `checkpoints` object of metrics.json. The times are sums over all submitted checkpoints, whether or not an end is on record."""
+        """The `checkpoints` object of metrics.json. The times are sums over all submitted
+        checkpoints, whether or not an end is on record.
+        """
         counts = {"submitted": self.submitted} | {end: self.count(end) for end in CHECKPOINT_ENDS}
-        sizes = {"bytes": sum(c.bytes for c in self.checkpoints), "max_inflight": max((c.inflight for c in self.checkpoints), default=0)}
+        sizes = {
+            "bytes": sum(c.bytes for c in self.checkpoints),
+            "max_inflight": max((c.inflight for c in self.checkpoints), default=0),
+        }
         return counts | sizes | {time: self.total(time) for time in TIMES} | self.stall_parts()
 
     def stall_parts(self) -> dict[str, float]:
-        """Seconds of all stalls by part, under `stalled_PART_s`; empty if there are no stalls, or one was recorded without its parts."""
+        """Seconds of all stalls by part, under `stalled_PART_s`; empty if there are no stalls, or
+        one was recorded without its parts.
+        """
         stalled = [c for c in self.checkpoints if c.seconds["stall_s"]]
         if not stalled or not all(c.stall_parts for c in stalled):
             return {}
-        waited = any(COPY_WAIT in c.stall_parts for c in stalled)  # a part that runs have only with checkpoint.capture=deferred
+        # a part that runs have only with checkpoint.capture=deferred
+        waited = any(COPY_WAIT in c.stall_parts for c in stalled)
         parts = [part for part in STALL_PARTS if waited or part != COPY_WAIT]
-        return {f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled) for part in parts}
+        return {
+            f"stalled_{part}_s": math.fsum(c.stall_parts.get(part, 0.0) for c in stalled)
+            for part in parts
+        }
 
 
 @dataclass(frozen=True)
 class SaveLatency:
-    """Of a run, means in seconds: `latency_s` from handing a checkpoint over until it is durable, over the committed ones; `interval_s` between
-    handing over two checkpoints, one after the other in one attempt. None without any.
+    """Of a run, means in seconds: `latency_s` from handing a checkpoint over until it is durable,
+    over the committed ones; `interval_s` between handing over two checkpoints, one after the other
+    in one attempt. None without any.
     """
 
     latency_s: float | None
@@ -70,12 +95,20 @@ class SaveLatency:
 
     @property
     def share(self) -> float | None:
-        """The latency as a share of the interval; above 1, checkpoints come faster than they can be written."""
-        return self.latency_s / self.interval_s if self.latency_s is not None and self.interval_s else None
+        """The latency as a share of the interval; above 1, checkpoints come faster than they can be
+        written.
+        """
+        return (
+            self.latency_s / self.interval_s
+            if self.latency_s is not None and self.interval_s
+            else None
+        )
 
 
 def save_latency(lines: Iterable[CheckpointLine]) -> SaveLatency:
-    """Of the checkpoint lines of all attempts; a checkpoint that was only found committed after its writer had died is not timed."""
+    """Of the checkpoint lines of all attempts; a checkpoint that was only found committed after its
+    writer had died is not timed.
+    """
     submitted: dict[tuple[int, int], float] = {}
     durable: dict[tuple[int, int], float] = {}
     for line in lines:
@@ -85,7 +118,11 @@ def save_latency(lines: Iterable[CheckpointLine]) -> SaveLatency:
         elif line.event == "committed" and line.reason is None and key in submitted:
             durable[key] = line.at - submitted[key]
     ordered = sorted(submitted.items())
-    between = [late - early for ((a, _), early), ((b, _), late) in pairwise(ordered) if a == b and late > early]
+    between = [
+        late - early
+        for ((a, _), early), ((b, _), late) in pairwise(ordered)
+        if a == b and late > early
+    ]
     return SaveLatency(_mean(durable.values()), _mean(between))
 
 
@@ -100,14 +137,17 @@ def account(records: RunRecords) -> CheckpointAccount:
         by_step: dict[int, list[CheckpointLine]] = {}
         for line in a.checkpoints.events:
             by_step.setdefault(line.global_step, []).append(line)
-        submitted = dict.fromkeys(line.global_step for line in a.checkpoints.events if line.event == "submitted")
+        submitted = dict.fromkeys(
+            line.global_step for line in a.checkpoints.events if line.event == "submitted"
+        )
         found += [_checkpoint(by_step[step]) for step in submitted]
     return CheckpointAccount(tuple(found))
 
 
 def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
-    """Merge the lines of one checkpoint; values repeated on several lines count once. A stall may be in two pieces: at the checkpoint, and where the
-    next update waited for a deferred copy."""
+    """Merge the lines of one checkpoint; values repeated on several lines count once. A stall may
+    be in two pieces: at the checkpoint, and where the next update waited for a deferred copy.
+    """
     stalls = {line.event: line for line in lines if line.event in ("released", "waited")}.values()
     seconds = {time: max(float(getattr(line, time)) for line in lines) for time in TIMES}
     return Checkpoint(
@@ -126,16 +166,23 @@ def _largest(values: Iterable[int]) -> int:
 
 
 def snapshots(records: RunRecords) -> dict[str, float]:
-    """The `snapshots` object of metrics.json: how many steps had a snapshot and no checkpoint, and rank 0's seconds for them.
+    """The `snapshots` object of metrics.json: how many steps had a snapshot and no checkpoint, and
+    rank 0's seconds for them.
 
-    `copy_s`: in the copy; `sync_s`: in the collective before it, mostly waiting for slower ranks, which the next step would wait for otherwise.
-    Steps with both a snapshot and a submitted checkpoint are excluded: their costs cannot be separated.
+    `copy_s`: in the copy; `sync_s`: in the collective before it, mostly waiting for slower ranks,
+    which the next step would wait for otherwise. Steps with both a snapshot and a submitted
+    checkpoint are excluded: their costs cannot be separated.
     """
     taken, copy_s, sync_s = 0, 0.0, 0.0
     for attempt in records.attempt_logs if strategy_of(records.stored.config).snapshots else ():
         for copy, sync in _by_step(attempt).values():
             taken, copy_s, sync_s = taken + 1, copy_s + copy, sync_s + sync
-    return {"taken": taken, "copy_s": copy_s, "sync_s": sync_s, "per_snapshot_s": (copy_s + sync_s) / taken if taken else 0.0}
+    return {
+        "taken": taken,
+        "copy_s": copy_s,
+        "sync_s": sync_s,
+        "per_snapshot_s": (copy_s + sync_s) / taken if taken else 0.0,
+    }
 
 
 def _by_step(attempt: AttemptRecords) -> dict[int, tuple[float, float]]:
@@ -145,4 +192,8 @@ def _by_step(attempt: AttemptRecords) -> dict[int, tuple[float, float]]:
     for span in attempt.spans.events:
         of_step = spent.setdefault(span.global_step, {})
         of_step[span.category] = of_step.get(span.category, 0.0) + span.end - span.start
-    return {step: (of["snapshot"], of.get("sync", 0.0)) for step, of in spent.items() if "snapshot" in of and step not in saved}
+    return {
+        step: (of["snapshot"], of.get("sync", 0.0))
+        for step, of in spent.items()
+        if "snapshot" in of and step not in saved
+    }

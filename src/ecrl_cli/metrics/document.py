@@ -1,4 +1,6 @@
-"""Computes the metrics of a run from its records. metrics.json caches them for other tools; `report` and `verify` do not trust it."""
+"""Computes the metrics of a run from its records. metrics.json caches them for other tools;
+`report` and `verify` do not trust it.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from ecrl_cli.metrics.checkpoints import account, snapshots
 from ecrl_cli.metrics.recoveries import recoveries
 from ecrl_cli.records.events import SCHEMA_VERSION, FinalState
 
-# Raised when a field changes its meaning or another joins. Files without it (version 1) predate the field-by-field comparison; those of version 2
-# have neither `evaluations` nor `seconds.evaluate` (`metrics.cache`).
+# Raised when a field changes its meaning or another joins. Files without it (version 1) predate the
+# field-by-field comparison; those of version 2 have neither `evaluations` nor `seconds.evaluate`
+# (`metrics.cache`).
 METRICS_VERSION = 3
 
 
 def metrics_document(records: RunRecords, times: Timeline | None = None) -> dict[str, Any]:
-    """The metrics of one run, finished or not; `times`: its timeline, if known. RecordError if a record is damaged: totals over partial records would
-    be wrong.
+    """The metrics of one run, finished or not; `times`: its timeline, if known. RecordError if a
+    record is damaged: totals over partial records would be wrong.
     """
     if records.unread:
         first = records.unread[0]
@@ -51,28 +54,52 @@ def metrics_document(records: RunRecords, times: Timeline | None = None) -> dict
         "final": _final(records.final),
         # quality on held-out data after each evaluated step; null where it is not finite
         "evaluations": [
-            {"global_step": step, "samples": each.samples} | {name: value if math.isfinite(value) else None for name, value in each.measures.items()}
+            {"global_step": step, "samples": each.samples}
+            | {
+                name: value if math.isfinite(value) else None
+                for name, value in each.measures.items()
+            }
             for step, each in evaluations(records, path).items()
         ],
         "restart_phases": _restart_phases(records, times),
         "recoveries": [encode(each) for each in recoveries(records, times)],
         **({"legs": _legs(records, times)} if records.stored.config.continued_at else {}),
         # by step, over ranks; null where it is not finite, which JSON cannot hold
-        "mean_loss": {str(step): _mean(list(by_rank.values())) for step, by_rank in losses(records, path).items()},
+        "mean_loss": {
+            str(step): _mean(list(by_rank.values()))
+            for step, by_rank in losses(records, path).items()
+        },
     }
 
 
 def _legs(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
-    """Of a run that was continued: each leg with its attempts, seconds and goodput. The seconds between two legs belong to neither."""
+    """Of a run that was continued: each leg with its attempts, seconds and goodput. The seconds
+    between two legs belong to neither.
+    """
     ends, first, committed = targets(records.stored.config), 0, lineage(records).last_step
     found = []
     for start, end in legs(records.stored.config):
-        done = [a for a in records.attempts if (final := records.logs(a.attempt).final) and final.global_step == end]
+        done = [
+            a
+            for a in records.attempts
+            if (final := records.logs(a.attempt).final) and final.global_step == end
+        ]
         last = done[-1].session if done and end != ends[-1] else len(records.sessions) - 1
-        wall, reached = math.fsum(after - before for before, after in times.windows[first : last + 1]), min(end, committed)
+        wall, reached = (
+            math.fsum(after - before for before, after in times.windows[first : last + 1]),
+            min(end, committed),
+        )
         attempts = [a.attempt for a in records.attempts if first <= a.session <= last]
         goodput_ = (reached - start) / wall if wall > 0 else 0.0
-        found.append({"from_step": start, "to_step": reached, "attempts": attempts, "wall_s": wall, "goodput": goodput_})
+        found.append(
+            {
+                "from_step": start,
+                "to_step": reached,
+                "attempts": attempts,
+                "wall_s": wall,
+                "goodput": goodput_,
+            }
+        )
         first = last + 1
     return found
 
@@ -116,10 +143,14 @@ def _final(final: FinalState | None) -> dict[str, Any] | None:
 
 
 def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
-    """One entry per attempt: seconds of its start by phase, and of replay; the first entry is the launch of the run."""
+    """One entry per attempt: seconds of its start by phase, and of replay; the first entry is the
+    launch of the run.
+    """
     again = replays(times)
     return [
-        {"attempt": attempt} | {name: seconds[name] for name in PHASES} | {"replay": again.get(attempt, (0, 0.0))[1]}
+        {"attempt": attempt}
+        | {name: seconds[name] for name in PHASES}
+        | {"replay": again.get(attempt, (0, 0.0))[1]}
         for attempt, seconds in phases(records, times).items()
     ]
 
@@ -134,14 +165,18 @@ def committed_steps(path: Lineage) -> int:
 
 
 def goodput(path: Lineage, account: Timeline) -> float:
-    """Committed steps per second of wall time from the supervisor's launch to the target; 0 if no time is on record."""
+    """Committed steps per second of wall time from the supervisor's launch to the target; 0 if no
+    time is on record.
+    """
     return committed_steps(path) / account.wall_s if account.wall_s > 0 else 0.0
 
 
 def goodput_published_clock(records: RunRecords, path: Lineage) -> float | None:
-    """Committed steps over the time from rank 0's first line to its last: the first launch is free, restarts are charged.
+    """Committed steps over the time from rank 0's first line to its last: the first launch is free,
+    restarts are charged.
 
-    The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two lines or there was a reboot.
+    The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two
+    lines or there was a reboot.
     """
     instants = [line.at for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events]
     boots = {session.boot_id for session in records.sessions}

@@ -1,4 +1,6 @@
-"""The cost of each restart by phase, and of each recovery from the fault to the first step that had not been done before."""
+"""The cost of each restart by phase, and of each recovery from the fault to the first step that had
+not been done before.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _NOT_NEW = ({*PHASES} | {"replay"}) - {"warm_up"}  # a first step warms up, but 
 
 @dataclass(frozen=True)
 class Restart:
-    """An attempt that follows one that died. `after`: that one's outcome. `replayed`: steps repeated. `seconds`: by RESTART_COSTS."""
+    """An attempt that follows one that died. `after`: that one's outcome. `replayed`: steps
+    repeated. `seconds`: by RESTART_COSTS.
+    """
 
     attempt: int
     after: str
@@ -34,7 +38,9 @@ class Restart:
 
 
 def restarts(records: RunRecords, account: Timeline) -> tuple[Restart, ...]:
-    """Every restart, in order. Not counted: the run's launch, and attempts after one that was stopped or resized."""
+    """Every restart, in order. Not counted: the run's launch, and attempts after one that was
+    stopped or resized.
+    """
     starts, again = phases(records, account), replays(account)
     found = []
     for before, a in pairwise(records.attempts):
@@ -49,9 +55,10 @@ def restarts(records: RunRecords, account: Timeline) -> tuple[Restart, ...]:
 class Recovery:
     """An attempt that follows one in which ranks died or hung.
 
-    `way`: the state it started from: `survivors`, `snapshot`, `checkpoint` or `nothing`. `ranks`: before and after; `joined`: number of warm
-    spares among the latter. `lost_samples`: of the step finished without the dead ranks. `seconds`: from the fault (if its instant is known,
-    else from its detection) to the first new step, or to the end of the attempt.
+    `way`: the state it started from: `survivors`, `snapshot`, `checkpoint` or `nothing`. `ranks`:
+    before and after; `joined`: number of warm spares among the latter. `lost_samples`: of the step
+    finished without the dead ranks. `seconds`: from the fault (if its instant is known, else from
+    its detection) to the first new step, or to the end of the attempt.
     """
 
     attempt: int
@@ -65,15 +72,26 @@ class Recovery:
 
 
 def recoveries(records: RunRecords, account: Timeline) -> tuple[Recovery, ...]:
-    """Every recovery, in order; none after an attempt that was stopped or resized, or across sessions."""
+    """Every recovery, in order; none after an attempt that was stopped or resized, or across
+    sessions.
+    """
     ended = (*RELAUNCHED, SURVIVED)
     pairs = pairwise(records.attempts)
-    return tuple(_recovery(records, account, before, a) for before, a in pairs if before.outcome in ended and before.session == a.session)
+    return tuple(
+        _recovery(records, account, before, a)
+        for before, a in pairs
+        if before.outcome in ended and before.session == a.session
+    )
 
 
 def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attempt) -> Recovery:
     way = a.memory or ("checkpoint" if a.resumed_from else "nothing")
-    lost = {sample for attempt, line in lost_lines(records, lineage(records)) if attempt == before.attempt for sample in line.samples}
+    lost = {
+        sample
+        for attempt, line in lost_lines(records, lineage(records))
+        if attempt == before.attempt
+        for sample in line.samples
+    }
     return Recovery(
         attempt=a.attempt,
         way=way,
@@ -82,16 +100,29 @@ def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attemp
         joined=len(a.joined),
         lost_samples=len(lost) if way == SURVIVORS else 0,
         given_up_steps=given_up(records, before.attempt),
-        seconds=max(0.0, _working_again(records, account, a) - _fault_instant(records, account, before)),
+        seconds=max(
+            0.0, _working_again(records, account, a) - _fault_instant(records, account, before)
+        ),
     )
 
 
 def _fault_instant(records: RunRecords, account: Timeline, before: Attempt) -> float:
-    noticed = [piece.start for piece in account.pieces if piece.attempt == before.attempt and piece.category == "detect"]
-    return min(fatal_fault_instants(records, before) or noticed, default=before.ended_at or before.launched_at)
+    noticed = [
+        piece.start
+        for piece in account.pieces
+        if piece.attempt == before.attempt and piece.category == "detect"
+    ]
+    return min(
+        fatal_fault_instants(records, before) or noticed,
+        default=before.ended_at or before.launched_at,
+    )
 
 
 def _working_again(records: RunRecords, account: Timeline, a: Attempt) -> float:
     seen = seen_before(records).get(a.attempt, 0)
-    new = (piece.start for piece in account.pieces if piece.attempt == a.attempt and piece.step > seen and piece.category not in _NOT_NEW)
+    new = (
+        piece.start
+        for piece in account.pieces
+        if piece.attempt == a.attempt and piece.step > seen and piece.category not in _NOT_NEW
+    )
     return min(new, default=a.ended_at or a.launched_at)

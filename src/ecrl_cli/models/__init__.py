@@ -1,4 +1,6 @@
-"""The models by name. A model's module is imported on demand only: those in `architectures.py` work without torchvision."""
+"""The models by name. A model's module is imported on demand only: those in `architectures.py` work
+without torchvision.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from ecrl_cli.config.schema import ModelConfig
 if TYPE_CHECKING:
     from torch import nn
 
-# name -> builder: (ModelConfig, classes, shape) -> nn.Module; an installed package adds its own under the entry-point group.
+# name -> builder: (ModelConfig, classes, shape) -> nn.Module; an installed package adds its own
+# under the entry-point group.
 REGISTRY = Registry(
     kind="model",
     group="ecrl.models",
@@ -26,6 +29,8 @@ REGISTRY = Registry(
 
 
 def build(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """The model for inputs of `shape` (channels, height, width). Its weights depend on torch's current seed only."""
+    """The model for inputs of `shape` (channels, height, width). Its weights depend on torch's
+    current seed only.
+    """
     model: nn.Module = REGISTRY.load(config.name)(config, classes, shape)
     return model

@@ -1,4 +1,6 @@
-"""The models that need no torchvision: a small convolutional network, a small vision transformer, and NT3 of the CANDLE benchmarks."""
+"""The models that need no torchvision: a small convolutional network, a small vision transformer,
+and NT3 of the CANDLE benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,39 @@ FEWEST_FEATURES = NT3_FIRST + NT3_SECOND + NT3_POOL - 2
 
 
 def small_cnn(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """`depth` blocks of convolution, batch norm and ReLU: the first has `width` channels; each further one halves the side and doubles the channels
-    up to WIDEST times `width`.
+    """`depth` blocks of convolution, batch norm and ReLU: the first has `width` channels; each
+    further one halves the side and doubles the channels up to WIDEST times `width`.
     """
     widths = [config.width * min(2**i, WIDEST) for i in range(config.depth)]
     inputs = [shape[0], *widths[:-1]]
-    blocks = [_block(i, o, stride=1 if index == 0 else 2) for index, (i, o) in enumerate(zip(inputs, widths, strict=True))]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(config.dropout), nn.Linear(widths[-1], classes))
+    blocks = [
+        _block(i, o, stride=1 if index == 0 else 2)
+        for index, (i, o) in enumerate(zip(inputs, widths, strict=True))
+    ]
+    return nn.Sequential(
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(config.dropout),
+        nn.Linear(widths[-1], classes),
+    )
 
 
 def _block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    )
 
 
 class VisionTransformer(nn.Module):
-    """Pre-norm encoder over 8x8 patches with learned positions; the mean of the tokens is classified.
+    """Pre-norm encoder over 8x8 patches with learned positions; the mean of the tokens is
+    classified.
 
-    `width`: size of a token; `depth`: layers; `dropout`: after the embedding, in the attention and in each layer. It consumes random numbers on every
-    rank, so exact recovery needs every rank's RNG state.
+    `width`: size of a token; `depth`: layers; `dropout`: after the embedding, in the attention and
+    in each layer. It consumes random numbers on every rank, so exact recovery needs every rank's
+    RNG state.
     """
 
     def __init__(self, config: ModelConfig, classes: int, shape: tuple[int, ...]) -> None:
@@ -74,12 +91,23 @@ class VisionTransformer(nn.Module):
 
 
 def nt3(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """`width`: filters of each convolution (128 in CANDLE); `dropout`: after each dense layer (0.1). The input is flattened to one profile."""
+    """`width`: filters of each convolution (128 in CANDLE); `dropout`: after each dense layer
+    (0.1). The input is flattened to one profile.
+    """
     features = math.prod(shape)
     if features < FEWEST_FEATURES:
-        raise ConfigError("model", f"nt3 needs {FEWEST_FEATURES} features or more, the data set has {features}", "choose another data set or model")
+        raise ConfigError(
+            "model",
+            f"nt3 needs {FEWEST_FEATURES} features or more, the data set has {features}",
+            "choose another data set or model",
+        )
     pooled = (features - NT3_FIRST - NT3_SECOND + 2) // NT3_POOL
-    convolutions = [nn.Conv1d(1, config.width, NT3_FIRST), nn.ReLU(), nn.Conv1d(config.width, config.width, NT3_SECOND), nn.ReLU()]
+    convolutions = [
+        nn.Conv1d(1, config.width, NT3_FIRST),
+        nn.ReLU(),
+        nn.Conv1d(config.width, config.width, NT3_SECOND),
+        nn.ReLU(),
+    ]
     sizes = (config.width * pooled, *NT3_DENSE)
     dense = [
         layer
@@ -87,4 +115,12 @@ def nt3(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
         for layer in (nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(config.dropout))
     ]
     head = nn.Linear(NT3_DENSE[-1], classes)
-    return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, features)), *convolutions, nn.MaxPool1d(NT3_POOL), nn.Flatten(), *dense, head)
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, (1, features)),
+        *convolutions,
+        nn.MaxPool1d(NT3_POOL),
+        nn.Flatten(),
+        *dense,
+        head,
+    )

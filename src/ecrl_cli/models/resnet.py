@@ -1,4 +1,6 @@
-"""torchvision's ResNets, untrained, with the stem of the CIFAR papers and narrower layers as options."""
+"""torchvision's ResNets, untrained, with the stem of the CIFAR papers and narrower layers as
+options.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,34 @@ def resnet152(config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.M
 
 
 class _Narrow(ResNet):  # type: ignore[misc]
-    """torchvision's ResNet, every layer's channels multiplied by `width` / 64. At 64 it is torchvision's, bit for bit."""
+    """torchvision's ResNet, every layer's channels multiplied by `width` / 64. At 64 it is
+    torchvision's, bit for bit.
+    """
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], layers: list[int], width: int, classes: int) -> None:
+    def __init__(
+        self, block: type[BasicBlock | Bottleneck], layers: list[int], width: int, classes: int
+    ) -> None:
         self._width = width
         super().__init__(block, layers, num_classes=classes)
 
     def _make_layer(self, block: Any, planes: int, *rest: Any, **named: Any) -> nn.Sequential:
-        if planes == WIDTH and self._width != WIDTH:  # the first layer: replace the stem, which was built at full width
+        # the first layer: replace the stem, which was built at full width
+        if planes == WIDTH and self._width != WIDTH:
             self.conv1, self.bn1 = _convolution(3, 7, 2, self._width), nn.BatchNorm2d(self._width)
             self.inplanes = self._width
-        made: nn.Sequential = super()._make_layer(block, planes * self._width // WIDTH, *rest, **named)
+        made: nn.Sequential = super()._make_layer(
+            block, planes * self._width // WIDTH, *rest, **named
+        )
         return made
 
 
-def _with_stem(block: type[BasicBlock | Bottleneck], layers: list[int], config: ModelConfig, classes: int, shape: tuple[int, ...]) -> nn.Module:
+def _with_stem(
+    block: type[BasicBlock | Bottleneck],
+    layers: list[int],
+    config: ModelConfig,
+    classes: int,
+    shape: tuple[int, ...],
+) -> nn.Module:
     model = _Narrow(block, layers, config.width, classes)
     if config.width != WIDTH:
         model.fc = nn.Linear(512 * config.width // WIDTH * block.expansion, classes)

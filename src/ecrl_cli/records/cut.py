@@ -1,7 +1,8 @@
-"""One instant of a run directory that is still being written to: which files lay there, and how long each of them was.
+"""One instant of a run directory that is still being written to: which files lay there, and how
+long each of them was.
 
-Journals only grow and documents are replaced whole. So a journal read up to the size that it had, and a document that is still the same file, are
-as they were at that instant, all of them together.
+Journals only grow and documents are replaced whole. So a journal read up to the size that it had,
+and a document that is still the same file, are as they were at that instant, all of them together.
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ from ecrl_cli.records.layout import RunLayout, is_folder
 WITHIN_S = 5.0  # so long an instant is looked for at which nothing is being written
 MOST_ENTRIES = 100_000  # an honest run has some ten for each attempt and each checkpoint
 
-State = tuple[int, int, int] | tuple[str, ...] | None  # of a file: inode, size, time; of a folder: the names in it; None: not there
+# of a file: inode, size, time; of a folder: the names in it; None: not there
+State = tuple[int, int, int] | tuple[str, ...] | None
 
 
 class MovedOn(EvidenceMissing):
     """The run replaced or removed a file after the instant at which it was to be read."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("records", f"{path.name} changes faster than it can be read", "verify again, or when the run has ended")
+        super().__init__(
+            "records",
+            f"{path.name} changes faster than it can be read",
+            "verify again, or when the run has ended",
+        )
 
 
 @dataclass(frozen=True)
 class Cut:
-    """By path: the files and folders of a run directory as they were at one instant. Hidden names are left out."""
+    """By path: the files and folders of a run directory as they were at one instant. Hidden names
+    are left out.
+    """
 
     states: dict[Path, State]
 
@@ -59,10 +67,12 @@ class Cut:
 
 
 def take_cut(layout: RunLayout) -> Cut:
-    """The run directory at one instant. MovedOn if none is found within WITHIN_S; EvidenceMissing for more than MOST_ENTRIES names.
+    """The run directory at one instant. MovedOn if none is found within WITHIN_S; EvidenceMissing
+    for more than MOST_ENTRIES names.
 
-    Every entry is looked at twice, the second time in reverse order: where all are unchanged, all were so at the instant between the two passes.
-    What changed last is looked at last and first, so that between two writes of a fast run there is time enough for it.
+    Every entry is looked at twice, the second time in reverse order: where all are unchanged, all
+    were so at the instant between the two passes. What changed last is looked at last and first, so
+    that between two writes of a fast run there is time enough for it.
     """
     deadline = monotonic() + WITHIN_S
     while True:
@@ -85,7 +95,11 @@ def _paths(layout: RunLayout) -> list[Path]:
             deeper = [] if folder == layout.fired else [path for path in inside if is_folder(path)]
             found += [*inside, *(path for each in deeper for path in _below(each))]
         if len(found) > MOST_ENTRIES:
-            raise EvidenceMissing("records", f"the run directory holds more than {MOST_ENTRIES} files", "a run leaves far fewer: remove the others")
+            raise EvidenceMissing(
+                "records",
+                f"the run directory holds more than {MOST_ENTRIES} files",
+                "a run leaves far fewer: remove the others",
+            )
     return found
 
 
@@ -125,4 +139,8 @@ def _closed(states: dict[Path, State]) -> bool:
     if None in states.values():
         return False
     looked_into = {path.parent for path in states}
-    return all(path / str(name) in states for path in looked_into & states.keys() for name in states[path] or ())
+    return all(
+        path / str(name) in states
+        for path in looked_into & states.keys()
+        for name in states[path] or ()
+    )

@@ -1,4 +1,6 @@
-"""SHA-256 of a run's record files, of all records together, of checkpoints, and of ECRL's own code: for the seal and for verdicts."""
+"""SHA-256 of a run's record files, of all records together, of checkpoints, and of ECRL's own code:
+for the seal and for verdicts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.run_config import journal_bytes, read_run_config
 from ecrl_cli.records.safe_read import MAX_DOCUMENT, MAX_JOURNAL
 
-PRINTED = 2**24  # at most so many bytes of a process's output are hashed; the size is recorded as well
+# at most so many bytes of a process's output are hashed; the size is recorded as well
+PRINTED = 2**24
 _CHUNK = 2**20
 _COMPRESSED = 8  # a compressing file system may allocate so many times less than the file's size
 
@@ -29,9 +32,11 @@ class FileDigest:
 
 
 def record_files(layout: RunLayout) -> list[Path]:
-    """Every record of the run, sorted: documents, fired faults, everything its attempts logged or printed. Symbolic links are included.
+    """Every record of the run, sorted: documents, fired faults, everything its attempts logged or
+    printed. Symbolic links are included.
 
-    Not included: files written about a run afterwards (verdict, divergence, seal, report), checkpoints, and hidden files, which nothing reads.
+    Not included: files written about a run afterwards (verdict, divergence, seal, report),
+    checkpoints, and hidden files, which nothing reads.
     """
     documents = (
         layout.config,
@@ -44,7 +49,11 @@ def record_files(layout: RunLayout) -> list[Path]:
         layout.scrubs,
         layout.state_digests,
     )
-    found = [path for path in (*documents, *sorted(layout.root.glob("seal-*.json"))) if path.is_symlink() or path.exists()]
+    found = [
+        path
+        for path in (*documents, *sorted(layout.root.glob("seal-*.json")))
+        if path.is_symlink() or path.exists()
+    ]
     found += _below(layout.fired, 0) if is_folder(layout.fired) else []
     found += _below(layout.logs, 1) if is_folder(layout.logs) else []
     return sorted(found)
@@ -62,16 +71,19 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def file_digest(path: Path, limit: int = MAX_JOURNAL) -> FileDigest:
-    """Size and SHA-256 of a regular file, read in chunks; for process output (not JSON), SHA-256 of the first PRINTED bytes.
+    """Size and SHA-256 of a regular file, read in chunks; for process output (not JSON), SHA-256 of
+    the first PRINTED bytes.
 
-    RecordError, before anything is read, for a link, anything else that is not a regular file, and a record of more than `limit` bytes; OSError
-    as from `open`.
+    RecordError, before anything is read, for a link, anything else that is not a regular file, and
+    a record of more than `limit` bytes; OSError as from `open`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            raise RecordError(path.name, "is a symbolic link", "put the file itself there") from error
+            raise RecordError(
+                path.name, "is a symbolic link", "put the file itself there"
+            ) from error
         raise
     try:
         status = os.fstat(fd)
@@ -79,7 +91,11 @@ def file_digest(path: Path, limit: int = MAX_JOURNAL) -> FileDigest:
             raise RecordError(path.name, "is not a regular file", "restore the file")
         record = path.suffix in (".json", ".jsonl")
         if record and status.st_size > limit:
-            raise RecordError(path.name, f"has {status.st_size} bytes, at most {limit} are read", "restore the file")
+            raise RecordError(
+                path.name,
+                f"has {status.st_size} bytes, at most {limit} are read",
+                "restore the file",
+            )
         return FileDigest(status.st_size, _sha256(fd, limit if record else PRINTED))
     finally:
         os.close(fd)
@@ -94,8 +110,9 @@ def _sha256(fd: int, most: int) -> str:
 
 
 def tree_digest(root: Path) -> str:
-    """SHA-256 over the names and contents of a file, or of all files in a folder (one level: a checkpoint). An unreadable file contributes the
-    reason."""
+    """SHA-256 over the names and contents of a file, or of all files in a folder (one level: a
+    checkpoint). An unreadable file contributes the reason.
+    """
     total = hashlib.sha256()
     for path in sorted(root.iterdir()) if is_folder(root) else [root]:
         total.update(f"{path.name}\0{_content(path)}\n".encode(errors="surrogateescape"))
@@ -103,8 +120,9 @@ def tree_digest(root: Path) -> str:
 
 
 def _content(path: Path) -> str:
-    """SHA-256 of a file of any size, or why it was not read. A mostly sparse file is not read: hashing it could take hours, and it is no
-    checkpoint."""
+    """SHA-256 of a file of any size, or why it was not read. A mostly sparse file is not read:
+    hashing it could take hours, and it is no checkpoint.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -114,7 +132,9 @@ def _content(path: Path) -> str:
         if not stat.S_ISREG(status.st_mode):
             return "not read: no regular file"
         hole = status.st_size > _CHUNK and status.st_blocks * 512 < status.st_size // _COMPRESSED
-        return f"not read: {status.st_size} bytes with holes" if hole else _sha256(fd, status.st_size)
+        return (
+            f"not read: {status.st_size} bytes with holes" if hole else _sha256(fd, status.st_size)
+        )
     finally:
         os.close(fd)
 
@@ -122,11 +142,16 @@ def _content(path: Path) -> str:
 def fingerprint(layout: RunLayout) -> str:
     """SHA-256 over the names and contents of all record files (`record_files`).
 
-    A file that cannot be a record (a link, a pipe, larger than the run can have written) contributes the reason instead of its content.
+    A file that cannot be a record (a link, a pipe, larger than the run can have written)
+    contributes the reason instead of its content.
     """
     total, limit = hashlib.sha256(), most_bytes(layout)
     for path in record_files(layout):
-        total.update(f"{layout.relative(path)}\0{_digest_or_reason(path, limit)}\n".encode(errors="surrogateescape"))
+        total.update(
+            f"{layout.relative(path)}\0{_digest_or_reason(path, limit)}\n".encode(
+                errors="surrogateescape"
+            )
+        )
     return total.hexdigest()
 
 
@@ -148,9 +173,11 @@ def _digest_or_reason(path: Path, limit: int) -> str:
 
 
 def file_states(layout: RunLayout) -> tuple[tuple[str, int, int, int], ...]:
-    """Path, size, inode and time of every file of the run, but for what judging it writes: they stay the same where nothing was written since.
+    """Path, size, inode and time of every file of the run, but for what judging it writes: they
+    stay the same where nothing was written since.
 
-    Cheap, for one process that has read the run before; what is kept on file rests on digests of the content.
+    Cheap, for one process that has read the run before; what is kept on file rests on digests of
+    the content.
     """
     found = []
     for folder, _, names in os.walk(layout.root):
@@ -158,13 +185,20 @@ def file_states(layout: RunLayout) -> tuple[tuple[str, int, int, int], ...]:
             if path not in (layout.verdict, layout.divergence):
                 with suppress(OSError):
                     state = path.lstat()
-                    found.append((layout.relative(path), state.st_size, state.st_ino, state.st_mtime_ns))
+                    found.append(
+                        (layout.relative(path), state.st_size, state.st_ino, state.st_mtime_ns)
+                    )
     return tuple(sorted(found))
 
 
 def checkpoint_states(layout: RunLayout) -> dict[str, dict[str, Any]]:
-    """By path, for every checkpoint and pointer: a digest of its content, and sizes and times of its files, for a cheap comparison."""
-    return {layout.relative(path): {"files": _stats(path), "sha256": tree_digest(path)} for path in _entries(layout)}
+    """By path, for every checkpoint and pointer: a digest of its content, and sizes and times of
+    its files, for a cheap comparison.
+    """
+    return {
+        layout.relative(path): {"files": _stats(path), "sha256": tree_digest(path)}
+        for path in _entries(layout)
+    }
 
 
 def changed_checkpoints(layout: RunLayout, states: dict[str, dict[str, Any]]) -> list[str]:
@@ -186,22 +220,35 @@ def _differs(path: Path, state: dict[str, Any]) -> bool:
 
 
 def _entries(layout: RunLayout) -> list[Path]:
-    """Visible files and folders of checkpoints/: checkpoints and latest.json, without the symbolic link to the newest."""
+    """Visible files and folders of checkpoints/: checkpoints and latest.json, without the symbolic
+    link to the newest.
+    """
     folder = layout.checkpoints
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and not p.is_symlink()) if is_folder(folder) else []
+    return (
+        sorted(p for p in folder.iterdir() if not p.name.startswith(".") and not p.is_symlink())
+        if is_folder(folder)
+        else []
+    )
 
 
 def _stats(path: Path) -> list[list[Any]]:
     files = sorted(path.iterdir()) if is_folder(path) else [path]
-    return [[file.name, status.st_size, status.st_mtime_ns] for file in files for status in [file.lstat()]]
+    return [
+        [file.name, status.st_size, status.st_mtime_ns]
+        for file in files
+        for status in [file.lstat()]
+    ]
 
 
 @cache
 def source_sha256() -> str:
-    """SHA-256 over the names and contents of ECRL's source files: revisions that differ only in documents give the same digest, dirty trees that
-    differ in code do not."""
+    """SHA-256 over the names and contents of ECRL's source files: revisions that differ only in
+    documents give the same digest, dirty trees that differ in code do not.
+    """
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        digest.update(
+            f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return digest.hexdigest()

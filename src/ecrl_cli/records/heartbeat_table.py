@@ -1,8 +1,9 @@
-"""The heartbeat table: shared memory with each rank's progress, stop requests, membership and copies of RNG state.
+"""The heartbeat table: shared memory with each rank's progress, stop requests, membership and
+copies of RNG state.
 
-One memfd per supervisor, passed to the ranks and the writer as a descriptor: it has no name and nothing can leak. A heartbeat writes one
-64-byte slot in under a microsecond and wakes nobody. Readers detect change by comparing slots, never by comparing clocks of different
-processes.
+One memfd per supervisor, passed to the ranks and the writer as a descriptor: it has no name and
+nothing can leak. A heartbeat writes one 64-byte slot in under a microsecond and wakes nobody.
+Readers detect change by comparing slots, never by comparing clocks of different processes.
 """
 
 from __future__ import annotations
@@ -14,15 +15,31 @@ from dataclasses import dataclass
 
 from ecrl_cli.linux.clock import monotonic
 
-# The phases of a rank, in the order in which a step passes through them: of two ranks, the one in the earlier phase holds up the other.
-PHASES = ("nowhere", "importing", "rendezvous", "loading", "forward", "backward", "update", "logging", "evaluating", "saving", "flushing", "done")
+# The phases of a rank, in the order in which a step passes through them: of two ranks, the one in
+# the earlier phase holds up the other.
+PHASES = (
+    "nowhere",
+    "importing",
+    "rendezvous",
+    "loading",
+    "forward",
+    "backward",
+    "update",
+    "logging",
+    "evaluating",
+    "saving",
+    "flushing",
+    "done",
+)
 
 _HEADER = struct.Struct("<QQ")  # stop requested; the agreed step to stop after, plus one
-_SLOT = struct.Struct("<QIIddd")  # step, phase, 0, at, own seconds of the last step, number of heartbeats
+# step, phase, 0, at, own seconds of the last step, number of heartbeats
+_SLOT = struct.Struct("<QIIddd")
 _SLOT_BYTES = 64
 _MEMBERS = 16  # offset after the header: member ranks as a bit mask, and the membership epoch
 _RANKS = 32  # offset of the number of ranks
-_KEPT = struct.Struct("<QI")  # the step after which the state was stored, plus one; its length in bytes
+# the step after which the state was stored, plus one; its length in bytes
+_KEPT = struct.Struct("<QI")
 _KEPT_BYTES = 16384  # the RNG state of a rank is 10 KiB
 
 
@@ -30,8 +47,9 @@ _KEPT_BYTES = 16384  # the RNG state of a rank is 10 KiB
 class Heartbeat:
     """One slot as read.
 
-    `global_step`: the step being worked on. `at`: monotonic seconds when the phase began. `own_s`: seconds that the rank worked in its last
-    step before it had to wait for others. `beats`: how often the slot was written.
+    `global_step`: the step being worked on. `at`: monotonic seconds when the phase began. `own_s`:
+    seconds that the rank worked in its last step before it had to wait for others. `beats`: how
+    often the slot was written.
     """
 
     global_step: int
@@ -42,9 +60,11 @@ class Heartbeat:
 
 
 class HeartbeatTable:
-    """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot has one writer.
+    """Slots 0 to `ranks` - 1 belong to the ranks, slot `ranks` to the background writer. Each slot
+    has one writer.
 
-    After the slots, each rank has room for state that must survive its death: see `store_rank_state`.
+    After the slots, each rank has room for state that must survive its death: see
+    `store_rank_state`.
     """
 
     def __init__(self, fd: int) -> None:
@@ -67,7 +87,16 @@ class HeartbeatTable:
 
     def write(self, slot: int, global_step: int, phase: str, own_s: float = 0.0) -> None:
         self._beats[slot] += 1
-        _SLOT.pack_into(self._memory, _at(slot), global_step, PHASES.index(phase), 0, monotonic(), own_s, float(self._beats[slot]))
+        _SLOT.pack_into(
+            self._memory,
+            _at(slot),
+            global_step,
+            PHASES.index(phase),
+            0,
+            monotonic(),
+            own_s,
+            float(self._beats[slot]),
+        )
 
     def read(self, slot: int) -> Heartbeat:
         step, phase, _, at, own_s, beats = _SLOT.unpack_from(self._memory, _at(slot))
@@ -82,7 +111,9 @@ class HeartbeatTable:
         return bool(_HEADER.unpack_from(self._memory, 0)[0])
 
     def agree(self, global_step: int) -> None:
-        """Called by rank 0 before it begins `global_step`, the last one: every rank sees it by the time that step's gradients are exchanged."""
+        """Called by rank 0 before it begins `global_step`, the last one: every rank sees it by the
+        time that step's gradients are exchanged.
+        """
         struct.pack_into("<Q", self._memory, 8, global_step + 1)
 
     @property
@@ -96,7 +127,9 @@ class HeartbeatTable:
         struct.pack_into("<QQ", self._memory, _MEMBERS, (1 << ranks) - 1, 1)
 
     def mark_dead(self, rank: int) -> None:
-        """Called by the supervisor: `rank` has died. The epoch is raised after the membership has changed."""
+        """Called by the supervisor: `rank` has died. The epoch is raised after the membership has
+        changed.
+        """
         mask, epoch = struct.unpack_from("<QQ", self._memory, _MEMBERS)
         struct.pack_into("<Q", self._memory, _MEMBERS, mask & ~(1 << rank))
         struct.pack_into("<Q", self._memory, _MEMBERS + 8, epoch + 1)
@@ -112,24 +145,33 @@ class HeartbeatTable:
         return tuple(rank for rank in range(64) if mask >> rank & 1)
 
     def store_rank_state(self, rank: int, global_step: int, data: bytes) -> None:
-        """Store `rank`'s state after `global_step` so that it survives the rank's death; the state of the step before is kept too."""
+        """Store `rank`'s state after `global_step` so that it survives the rank's death; the state
+        of the step before is kept too.
+        """
         place = self._kept_at(rank, global_step)
         struct.pack_into("<Q", self._memory, place, 0)
         self._memory[place + _KEPT.size : place + _KEPT.size + len(data)] = data
         _KEPT.pack_into(self._memory, place, global_step + 1, len(data))
 
     def load_rank_state(self, rank: int, global_step: int) -> bytes | None:
-        """The state that `rank` stored after `global_step`; None if it was overwritten, or was incomplete when the rank died."""
+        """The state that `rank` stored after `global_step`; None if it was overwritten, or was
+        incomplete when the rank died.
+        """
         place = self._kept_at(rank, global_step)
         step, length = _KEPT.unpack_from(self._memory, place)
-        return self._memory[place + _KEPT.size : place + _KEPT.size + length] if step == global_step + 1 else None
+        return (
+            self._memory[place + _KEPT.size : place + _KEPT.size + length]
+            if step == global_step + 1
+            else None
+        )
 
     def _kept_at(self, rank: int, global_step: int) -> int:
         return (self.ranks + 2) * _SLOT_BYTES + (2 * rank + global_step % 2) * _KEPT_BYTES
 
     def clear(self) -> None:
-        """Reset for the next attempt; only while no rank writes. Keeps the writer's slot (the writer serves several attempts) and the stored rank
-        states."""
+        """Reset for the next attempt; only while no rank writes. Keeps the writer's slot (the
+        writer serves several attempts) and the stored rank states.
+        """
         self._memory[:_RANKS] = bytes(_RANKS)
         self._memory[_SLOT_BYTES : _at(self.ranks)] = bytes(_at(self.ranks) - _SLOT_BYTES)
 

@@ -1,4 +1,6 @@
-"""Append-only JSON lines: one write per line, so that a process that dies leaves at most one torn line."""
+"""Append-only JSON lines: one write per line, so that a process that dies leaves at most one torn
+line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ecrl_cli.errors import RecordError, StorageError
 from ecrl_cli.records.safe_read import MAX_JOURNAL, parsed, read_lines, read_whole
 
 T = TypeVar("T")
-_WIDE = 2.0**63  # an integer beyond is refused, where a float is expected too: lines with such numbers are left to `decode`
+# an integer beyond is refused, where a float is expected too: lines with such numbers are left to
+# `decode`
+_WIDE = 2.0**63
 MOST_TORN = 1000  # each is left by a process that died in the middle of a write
 
 
@@ -31,18 +35,23 @@ def line_of(event: object) -> bytes:
 class Journal:
     """Appends events to one file; several processes may share it (O_APPEND, one write per line).
 
-    If another process died and left a torn last line, it is closed with a newline first, so that no line of this writer is joined to it.
+    If another process died and left a torn last line, it is closed with a newline first, so that no
+    line of this writer is joined to it.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._fd = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+        )
         size = os.fstat(self._fd).st_size
         self._gap = b"\n" if size and os.pread(self._fd, 1, size - 1) != b"\n" else b""
 
     def append(self, event: object) -> bytes:
-        """Write one line to the kernel and return its bytes. StorageError if it cannot be written in full: then none of it remains."""
+        """Write one line to the kernel and return its bytes. StorageError if it cannot be written
+        in full: then none of it remains.
+        """
         line = line_of(event)
         rest = self._gap + line
         try:
@@ -66,19 +75,25 @@ class Journal:
 
 @dataclass(frozen=True)
 class Lines(Generic[T]):
-    """The content of a journal: the events in order, the bytes of each, and the number of torn lines (the last, and in a shared journal any)."""
+    """The content of a journal: the events in order, the bytes of each, and the number of torn
+    lines (the last, and in a shared journal any).
+    """
 
     events: tuple[T, ...]
     raw: tuple[bytes, ...]
     torn: int
 
 
-def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL, until: int | None = None) -> Lines[T]:
-    """All events of `path` (none if it is missing), of at most `limit` bytes. A torn last line is counted; damage before it is a RecordError.
+def read_journal(
+    path: Path, kind: type[T], limit: int = MAX_JOURNAL, until: int | None = None
+) -> Lines[T]:
+    """All events of `path` (none if it is missing), of at most `limit` bytes. A torn last line is
+    counted; damage before it is a RecordError.
     `until`: only those in its first so many bytes.
 
-    In a journal with several writers (`kind.SHARED`), a torn line may precede complete lines of another process: there, any line that is not
-    JSON is counted as torn. Its event is missing, which the checkpoint account shows.
+    In a journal with several writers (`kind.SHARED`), a torn line may precede complete lines of
+    another process: there, any line that is not JSON is counted as torn. Its event is missing,
+    which the checkpoint account shows.
     """
     if not path.exists():
         return Lines((), (), 0)
@@ -92,7 +107,11 @@ def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL, until: int
         if not whole or (event is None and shared and not _is_json(line)):
             torn += 1
             if torn > MOST_TORN:
-                raise RecordError(f"{path.name}:{number}", f"more than {MOST_TORN} lines are torn", "restore the file")
+                raise RecordError(
+                    f"{path.name}:{number}",
+                    f"more than {MOST_TORN} lines are torn",
+                    "restore the file",
+                )
             continue
         events.append(_parsed(path, number, line, kind) if event is None else event)
         raw.append(line + b"\n")
@@ -101,15 +120,18 @@ def read_journal(path: Path, kind: type[T], limit: int = MAX_JOURNAL, until: int
 
 @cache
 def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
-    """What decodes a line in one go, about eight times as fast as `decode`. It gives None for a line that it does not take; then `decode` says
-    what is wrong with it, or takes it after all (NaN, a number that only a float can hold).
+    """What decodes a line in one go, about eight times as fast as `decode`. It gives None for a
+    line that it does not take; then `decode` says what is wrong with it, or takes it after all
+    (NaN, a number that only a float can hold).
 
-    A run has thousands of lines. This takes less than `decode` does and never more: a kind with fields that it could read otherwise has none.
+    A run has thousands of lines. This takes less than `decode` does and never more: a kind with
+    fields that it could read otherwise has none.
     """
     fields = [_field(field, hints_of(kind)[field.name]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # kinds of events
     if None in fields or hasattr(kind, "__post_init__"):
         return lambda line: None
-    parse = msgspec.json.Decoder(msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)).decode  # type: ignore[arg-type]
+    struct = msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)  # type: ignore[arg-type]
+    parse = msgspec.json.Decoder(struct).decode
     values, new = msgspec.structs.asdict, kind.__new__
 
     def decoded(line: bytes) -> T | None:
@@ -118,23 +140,35 @@ def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         event = new(kind)
-        object.__setattr__(event, "__dict__", found)  # what its __init__ does field by field: a frozen class's takes longer than the rest
+        # what its __init__ does field by field: a frozen class's takes longer than the rest
+        object.__setattr__(event, "__dict__", found)
         return event
 
     return decoded
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> tuple[str, Any] | tuple[str, Any, Any] | None:
-    """The field for msgspec, with the range of its numbers; None for a hint that the two decoders could read differently."""
+def _field(
+    field: dataclasses.Field[Any], hint: Any
+) -> tuple[str, Any] | tuple[str, Any, Any] | None:
+    """The field for msgspec, with the range of its numbers; None for a hint that the two decoders
+    could read differently.
+    """
     hints = [_bounded(field.name, each) for each in alternatives(hint)]
-    if None in hints or len([each for each in alternatives(hint) if each in (int, float, str, bool)]) > 1:
+    if (
+        None in hints
+        or len([each for each in alternatives(hint) if each in (int, float, str, bool)]) > 1
+    ):
         return None
     found: Any = hints[0]
     for each in hints[1:]:
         found |= each
     if field.default_factory is not dataclasses.MISSING:
         return field.name, found, msgspec.field(default_factory=field.default_factory)
-    return (field.name, found) if field.default is dataclasses.MISSING else (field.name, found, field.default)
+    return (
+        (field.name, found)
+        if field.default is dataclasses.MISSING
+        else (field.name, found, field.default)
+    )
 
 
 def _bounded(name: str, hint: Any) -> Any:
@@ -144,7 +178,11 @@ def _bounded(name: str, hint: Any) -> Any:
     number = Annotated[float, msgspec.Meta(gt=-_WIDE, lt=_WIDE)]
     if hint in (str, bool, type(None), dict[str, str]):
         return hint
-    return {float: number, tuple[float, ...]: tuple[number, ...], dict[str, float]: dict[str, number]}.get(hint)
+    return {
+        float: number,
+        tuple[float, ...]: tuple[number, ...],
+        dict[str, float]: dict[str, number],
+    }.get(hint)
 
 
 def _is_json(line: bytes) -> bool:
@@ -159,11 +197,15 @@ def _parsed(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     try:
         return decode(kind, parsed(line))
     except (ValueError, TypeError, KeyError) as error:
-        raise RecordError(f"{path.name}:{number}", f"not a {kind.__name__} line ({error})", "restore the file") from error
+        raise RecordError(
+            f"{path.name}:{number}", f"not a {kind.__name__} line ({error})", "restore the file"
+        ) from error
 
 
 def read_json(path: Path) -> Any:
-    """The parsed JSON document; RecordError if it is damaged, FileNotFoundError if it is missing."""
+    """The parsed JSON document; RecordError if it is damaged, FileNotFoundError if it is
+    missing.
+    """
     try:
         return parsed(read_whole(path))
     except ValueError as error:

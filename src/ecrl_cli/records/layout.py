@@ -15,7 +15,8 @@ _UNLOADABLE = re.compile(r"^unloadable_rank([0-9]{1,9})\.json\Z")
 _RESTORED = re.compile(r"^restored_rank([0-9]{1,9})\.json\Z")
 
 
-REFERENCES = "references"  # beside runs: undisturbed reference runs to compare them with; they are no arms of a comparison
+# beside runs: undisturbed reference runs to compare them with; they are no arms of a comparison
+REFERENCES = "references"
 
 
 def is_folder(path: Path) -> bool:
@@ -62,19 +63,27 @@ class AttemptLayout:
         return self.folder / f"stacks_rank{rank}.txt"
 
     def survivor_report(self, rank: int) -> Path:
-        """The rank's report on the ranks that died before it: see `records.survivor_records.SurvivorReport`."""
+        """The rank's report on the ranks that died before it: see
+        `records.survivor_records.SurvivorReport`.
+        """
         return self.folder / f"recovery_rank{rank}.jsonl"
 
     def lost_samples(self, rank: int) -> Path:
-        """Which samples lost their influence, or have too much: see `records.survivor_records.LostSamples`."""
+        """Which samples lost their influence, or have too much: see
+        `records.survivor_records.LostSamples`.
+        """
         return self.folder / f"ledger_rank{rank}.jsonl"
 
     def restored(self, rank: int) -> Path:
-        """The rank's state right after it was restored: see `records.state_digests.RestoredState`."""
+        """The rank's state right after it was restored: see
+        `records.state_digests.RestoredState`.
+        """
         return self.folder / f"restored_rank{rank}.json"
 
     def unloadable(self, rank: int) -> Path:
-        """The checkpoint that the rank could not load, and why: see `records.state_digests.Unloadable`."""
+        """The checkpoint that the rank could not load, and why: see
+        `records.state_digests.Unloadable`.
+        """
         return self.folder / f"unloadable_rank{rank}.json"
 
     def with_unloadable(self) -> list[int]:
@@ -102,7 +111,9 @@ class AttemptLayout:
         return self._ranks_of(_RESTORED)
 
     def _ranks_of(self, name: re.Pattern[str]) -> list[int]:
-        names = (name.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()
+        names = (
+            (name.match(p.name) for p in self.folder.iterdir()) if is_folder(self.folder) else ()
+        )
         return sorted(int(m[1]) for m in names if m)
 
 
@@ -127,7 +138,9 @@ class RunLayout:
 
     @property
     def state_digests(self) -> Path:
-        """After which steps the ranks log state digests, where that was measured: see `records.state_digests`."""
+        """After which steps the ranks log state digests, where that was measured: see
+        `records.state_digests`.
+        """
         return self.root / "state_digests.json"
 
     @property
@@ -223,11 +236,17 @@ class RunLayout:
 
     def attempts(self) -> list[int]:
         """The attempts that left a folder, ascending."""
-        names = (_ATTEMPT.match(p.name) for p in self.logs.iterdir() if is_folder(p)) if is_folder(self.logs) else ()
+        names = (
+            (_ATTEMPT.match(p.name) for p in self.logs.iterdir() if is_folder(p))
+            if is_folder(self.logs)
+            else ()
+        )
         return sorted(int(m[1]) for m in names if m)
 
     def relative(self, path: Path) -> str:
-        """`path` relative to the run directory, as written in records: a copied or moved run stays valid."""
+        """`path` relative to the run directory, as written in records: a copied or moved run stays
+        valid.
+        """
         return path.relative_to(self.root).as_posix()
 
     def relative_text(self, text: str) -> str:

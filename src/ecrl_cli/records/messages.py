@@ -1,4 +1,6 @@
-"""What supervisor and ranks tell each other: JSON lines on the control socket, one object each, with a `kind`; and an attempt's launch.json."""
+"""What supervisor and ranks tell each other: JSON lines on the control socket, one object each,
+with a `kind`; and an attempt's launch.json.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ TENTHS = 10  # into which progress is divided: each is reported
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of every rank: it identifies the connection, so that the rank's death is noticed at once. `at`: the process's first instant
-    (monotonic).
+    """First message of every rank: it identifies the connection, so that the rank's death is
+    noticed at once. `at`: the process's first instant (monotonic).
 
     `stacks`: the descriptor number of the memory file for its stack dump on request; -1: none.
     """
@@ -27,8 +29,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Progress:
-    """From rank 0, at each change of phase (starting, loading, training, saving, flushing, done) and after steps: each that ends a tenth of the
-    run, and others at intervals."""
+    """From rank 0, at each change of phase (starting, loading, training, saving, flushing, done)
+    and after steps: each that ends a tenth of the run, and others at intervals.
+    """
 
     global_step: int
     phase: str
@@ -39,9 +42,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankError:
-    """Why a rank is about to exit: one line of text, and the exit code (2: the user's input is wrong).
+    """Why a rank is about to exit: one line of text, and the exit code (2: the user's input is
+    wrong).
 
-    `peers_corrupted`: the state in the other ranks' memory is unusable too, because they exchanged gradients with this rank.
+    `peers_corrupted`: the state in the other ranks' memory is unusable too, because they exchanged
+    gradients with this rank.
     """
 
     rank: int
@@ -62,7 +67,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class LeftAttempt:
-    """From a surviving rank: it left its attempt after `global_step` with its state in memory and waits for an Assignment on this connection.
+    """From a surviving rank: it left its attempt after `global_step` with its state in memory and
+    waits for an Assignment on this connection.
 
     Its records are durable. `alive`: the surviving ranks, as far as it knows.
     """
@@ -77,7 +83,9 @@ class LeftAttempt:
 
 @dataclass(frozen=True)
 class SpareReady:
-    """First message of a warm spare: it has imported and loaded what it can, and waits for an Assignment on this connection."""
+    """First message of a warm spare: it has imported and loaded what it can, and waits for an
+    Assignment on this connection.
+    """
 
     pid: int
     kind: str = "standby"
@@ -85,9 +93,11 @@ class SpareReady:
 
 @dataclass(frozen=True)
 class Assignment:
-    """From the supervisor to a surviving rank or a spare: become `rank` of `attempt`, whose launch.json exists; send Hello on a new connection.
+    """From the supervisor to a surviving rank or a spare: become `rank` of `attempt`, whose
+    launch.json exists; send Hello on a new connection.
 
-    `prefix`: prefix of the attempt's keys in the store. If the connection ends instead, there is nothing more to do.
+    `prefix`: prefix of the attempt's keys in the store. If the connection ends instead, there is
+    nothing more to do.
     """
 
     attempt: int
@@ -98,17 +108,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """`logs/attempt-NN/launch.json`, read once by every rank: the launch parameters of one attempt, beside the run directory.
+    """`logs/attempt-NN/launch.json`, read once by every rank: the launch parameters of one attempt,
+    beside the run directory.
 
-    `resume_step`: the checkpointed step to resume after; 0: start from scratch. `until`: the step after which the attempt ends so that the run
-    can continue with another world size; None: it ends at the target. `max_step_seen`: the highest step that any attempt logged; steps up to it
-    are replayed. `pending`: the planned faults that have not fired. `nodes`: the node of each rank in a multi-node run; `silent`: nodes of its
-    allocation that did not answer before the launch.
+    `resume_step`: the checkpointed step to resume after; 0: start from scratch. `until`: the step
+    after which the attempt ends so that the run can continue with another world size; None: it ends
+    at the target. `max_step_seen`: the highest step that any attempt logged; steps up to it are
+    replayed. `pending`: the planned faults that have not fired. `nodes`: the node of each rank in a
+    multi-node run; `silent`: nodes of its allocation that did not answer before the launch.
 
-    `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. If `memory` is `survivors`, the lowest rank that is not in
-    `joined` holds the state. `restored_digests`: each rank that resumes records the state it then holds (`records.state_digests.RestoredState`);
-    False in older records. `at`, `time`, `boot_id`: when this file was written (monotonic and wall seconds) and the boot of the monotonic
-    clock; 0 and empty in older records.
+    `continues`, `memory`, `origins`, `joined`, `snapshot_sha256`: see `Attempt`. If `memory` is
+    `survivors`, the lowest rank that is not in `joined` holds the state. `restored_digests`: each
+    rank that resumes records the state it then holds (`records.state_digests.RestoredState`); False
+    in older records. `at`, `time`, `boot_id`: when this file was written (monotonic and wall
+    seconds) and the boot of the monotonic clock; 0 and empty in older records.
     """
 
     attempt: int

@@ -1,4 +1,6 @@
-"""Reading records from an untrusted folder: regular files only, never through a link, never more than a limit."""
+"""Reading records from an untrusted folder: regular files only, never through a link, never more
+than a limit.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ _PIECE = 2**20
 
 
 def read_whole(path: Path, limit: int = MAX_DOCUMENT) -> bytes:
-    """The bytes of `path`. RecordError, before anything is read, unless it is a regular file of at most `limit` bytes; OSError as from `open`."""
+    """The bytes of `path`. RecordError, before anything is read, unless it is a regular file of at
+    most `limit` bytes; OSError as from `open`.
+    """
     with opened(path, limit) as fd:
         return _read(fd, limit)
 
 
-def read_lines(path: Path, limit: int = MAX_JOURNAL, until: int | None = None) -> Iterator[tuple[bytes, bool]]:
-    """Each line without its newline, and whether it had one: the last may be torn. RecordError as `read_whole`, and for a line of more than
-    MAX_LINE bytes. `until`: read no further than that many bytes."""
+def read_lines(
+    path: Path, limit: int = MAX_JOURNAL, until: int | None = None
+) -> Iterator[tuple[bytes, bool]]:
+    """Each line without its newline, and whether it had one: the last may be torn. RecordError as
+    `read_whole`, and for a line of more than MAX_LINE bytes. `until`: read no further than that
+    many bytes.
+    """
     with opened(path, limit) as fd:
         rest, left = b"", limit if until is None else min(limit, until)
         while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
@@ -35,14 +43,18 @@ def read_lines(path: Path, limit: int = MAX_JOURNAL, until: int | None = None) -
             for line in whole:
                 yield line, True
             if len(rest) > MAX_LINE:
-                raise RecordError(path.name, f"has a line of more than {MAX_LINE} bytes", "restore the file")
+                raise RecordError(
+                    path.name, f"has a line of more than {MAX_LINE} bytes", "restore the file"
+                )
         if rest:
             yield rest, False
 
 
 @contextmanager
 def opened(path: Path, limit: int) -> Iterator[int]:
-    """A descriptor to read `path` by. RecordError unless it is a regular file of at most `limit` bytes; OSError as from `open`."""
+    """A descriptor to read `path` by. RecordError unless it is a regular file of at most `limit`
+    bytes; OSError as from `open`.
+    """
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise RecordError(path.name, "is a symbolic link", "put the file itself there")
@@ -54,7 +66,11 @@ def opened(path: Path, limit: int) -> Iterator[int]:
         if not stat.S_ISREG(status.st_mode):
             raise RecordError(path.name, "is not a regular file", "restore the file")
         if status.st_size > limit:
-            raise RecordError(path.name, f"has {status.st_size} bytes, at most {limit} are read", "restore the file")
+            raise RecordError(
+                path.name,
+                f"has {status.st_size} bytes, at most {limit} are read",
+                "restore the file",
+            )
         yield fd
     finally:
         os.close(fd)

@@ -1,7 +1,8 @@
-"""seal.json: the digest of every record file and the commits of the checkpoints, written last when a run ends; with a key, signed.
+"""seal.json: the digest of every record file and the commits of the checkpoints, written last when
+a run ends; with a key, signed.
 
-Without a key a seal detects changes unless the run was sealed anew; with one, also then, unless the attacker has the key. See
-docs/decisions/seal.md.
+Without a key a seal detects changes unless the run was sealed anew; with one, also then, unless the
+attacker has the key. See docs/decisions/seal.md.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.storage.files import sync_directory, write_whole
 
-_DOMAIN = b"ecrl seal 1\0"  # domain separation: a key that also signs commits cannot be made to sign a seal
+# domain separation: a key that also signs commits cannot be made to sign a seal
+_DOMAIN = b"ecrl seal 1\0"
 
 
 @dataclass(frozen=True)
 class Seal:
-    """`files`: by path in the run directory. `checkpoints`: SHA-256 of the commit by path, of the checkpoints present; `final`: the newest of
-    them.
+    """`files`: by path in the run directory. `checkpoints`: SHA-256 of the commit by path, of the
+    checkpoints present; `final`: the newest of them.
 
-    `seal_sha256`: over the rest in canonical form. `hmac_sha256`: over the same bytes under the key; empty: not signed.
+    `seal_sha256`: over the rest in canonical form. `hmac_sha256`: over the same bytes under the
+    key; empty: not signed.
     """
 
     schema_version: int
@@ -56,12 +59,24 @@ class Seal:
         return _same(self.hmac_sha256, _mac(self.body(), key))
 
 
-def make_seal(layout: RunLayout, run_id: str, terminal_status: str, commits: Mapping[str, str], key: bytes = b"") -> Seal:
-    """Seal the records as they are now. `commits`: by path, in the order of the steps. RecordError or OSError if one cannot be read."""
+def make_seal(
+    layout: RunLayout,
+    run_id: str,
+    terminal_status: str,
+    commits: Mapping[str, str],
+    key: bytes = b"",
+) -> Seal:
+    """Seal the records as they are now. `commits`: by path, in the order of the steps. RecordError
+    or OSError if one cannot be read.
+    """
     files = {layout.relative(path): file_digest(path) for path in record_files(layout)}
     final = list(commits.values())[-1] if commits else ""
     bare = Seal(SCHEMA_VERSION, run_id, terminal_status, files, dict(commits), final)
-    return replace(bare, seal_sha256=hashlib.sha256(bare.body()).hexdigest(), hmac_sha256=_mac(bare.body(), key) if key else "")
+    return replace(
+        bare,
+        seal_sha256=hashlib.sha256(bare.body()).hexdigest(),
+        hmac_sha256=_mac(bare.body(), key) if key else "",
+    )
 
 
 def write_seal(layout: RunLayout, seal: Seal) -> None:
@@ -70,7 +85,9 @@ def write_seal(layout: RunLayout, seal: Seal) -> None:
 
 
 def read_seal(layout: RunLayout) -> Seal | None:
-    """Read seal.json; None if there is none, RecordError if this version of ECRL did not write it."""
+    """Read seal.json; None if there is none, RecordError if this version of ECRL did not write
+    it.
+    """
     return read_seal_file(layout.seal)
 
 
@@ -83,21 +100,31 @@ def read_seal_file(path: Path) -> Seal | None:
     except (KeyError, TypeError) as error:
         raise RecordError(path.name, f"not a seal ({error})", "restore the file") from error
     if seal.schema_version != SCHEMA_VERSION:
-        raise RecordError(path.name, f"schema version {seal.schema_version}, this ECRL reads {SCHEMA_VERSION}")
+        raise RecordError(
+            path.name, f"schema version {seal.schema_version}, this ECRL reads {SCHEMA_VERSION}"
+        )
     return seal
 
 
 def reopen(layout: RunLayout) -> None:
-    """Remove the seal and metrics.json before the run continues. Under the run's lock, before any record changes."""
+    """Remove the seal and metrics.json before the run continues. Under the run's lock, before any
+    record changes.
+    """
     gone = [path for path in (layout.seal, layout.metrics) if _removed(path)]
     if gone:
         sync_directory(layout.root)
 
 
-def changed_files(layout: RunLayout, seal: Seal, *, beyond: bool = True) -> tuple[list[str], list[str]]:
-    """(changed, gone): record files that differ from the seal, each with the difference, and sealed files that are missing. `beyond`: files that are
-    not in the seal count as changed."""
-    there, limit = {layout.relative(path): path for path in record_files(layout)}, most_bytes(layout)
+def changed_files(
+    layout: RunLayout, seal: Seal, *, beyond: bool = True
+) -> tuple[list[str], list[str]]:
+    """(changed, gone): record files that differ from the seal, each with the difference, and sealed
+    files that are missing. `beyond`: files that are not in the seal count as changed.
+    """
+    there, limit = (
+        {layout.relative(path): path for path in record_files(layout)},
+        most_bytes(layout),
+    )
     changed = [f"{name} (was not there)" for name in there if beyond and name not in seal.files]
     for name, sealed in seal.files.items():
         if name in there and (wrong := _wrong(there[name], sealed, limit)):
@@ -132,4 +159,6 @@ def _same(recorded: str, due: str) -> bool:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(errors="surrogatepass")
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode(errors="surrogatepass")

@@ -8,9 +8,11 @@ from ecrl_cli.records.journal import Journal
 
 
 class SpanClock:
-    """Switches between categories without a gap: every instant since `start` belongs to exactly one span.
+    """Switches between categories without a gap: every instant since `start` belongs to exactly one
+    span.
 
-    `duration(category)` sums the seconds spent in it since `mark()`; `lap()` returns all sums and starts new ones at the same instant.
+    `duration(category)` sums the seconds spent in it since `mark()`; `lap()` returns all sums and
+    starts new ones at the same instant.
     """
 
     def __init__(self, journal: Journal, attempt: int, start: float, category: str) -> None:
@@ -22,7 +24,9 @@ class SpanClock:
 
     @property
     def global_step(self) -> int:
-        """The step being worked on. A new step begins a new span: no span covers two steps, because replay is recognized by step."""
+        """The step being worked on. A new step begins a new span: no span covers two steps, because
+        replay is recognized by step.
+        """
         return self._global_step
 
     @global_step.setter
@@ -49,7 +53,9 @@ class SpanClock:
         self.lap()
 
     def lap(self) -> tuple[float, dict[str, float]]:
-        """Seconds since `mark()`, and how many of them were spent in each category (they add up). Starts new sums."""
+        """Seconds since `mark()`, and how many of them were spent in each category (they add up).
+        Starts new sums.
+        """
         now = monotonic()
         self._close(now)
         seconds, spent = now - self._marked_at, self._since_mark
@@ -66,6 +72,10 @@ class SpanClock:
 
     def _close(self, now: float) -> None:
         if now > self._start:
-            self._journal.append(Span(self._category, self._start, now, self._attempt, self._global_step))
-            self._since_mark[self._category] = self._since_mark.get(self._category, 0.0) + now - self._start
+            self._journal.append(
+                Span(self._category, self._start, now, self._attempt, self._global_step)
+            )
+            self._since_mark[self._category] = (
+                self._since_mark.get(self._category, 0.0) + now - self._start
+            )
         self._start = now

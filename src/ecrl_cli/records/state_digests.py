@@ -1,4 +1,6 @@
-"""Digests of the components of a rank's state, and the measured interval at which ranks log them: recorded once, the same in all attempts."""
+"""Digests of the components of a rank's state, and the measured interval at which ranks log them:
+recorded once, the same in all attempts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ecrl_cli.config.strategies import strategy_of
 RANK_COMPONENTS = ("parameters", "buffers", "optimizer", "rng", "train")
 
 MEASURED_STEPS = 3  # the first is slow; the interval is derived from the other two
-SHARE = 0.005  # of a step's time, for the regular digests; as much again for those at checkpoints: together at most 1%
+# of a step's time, for the regular digests; as much again for those at checkpoints: together at
+# most 1%
+SHARE = 0.005
 MOST = 2**20
 
 
@@ -20,8 +24,9 @@ MOST = 2**20
 class RankState:
     """One digest per component of a rank's state.
 
-    `parameters`, `buffers` and `optimizer` are defined as in a checkpoint's manifest; `rng` covers this rank's generators; `train` covers
-    cursor, schedule, scaler and the optimizer's hyperparameters, as in a checkpoint's train.json (`checkpoint.format.train_document`).
+    `parameters`, `buffers` and `optimizer` are defined as in a checkpoint's manifest; `rng` covers
+    this rank's generators; `train` covers cursor, schedule, scaler and the optimizer's
+    hyperparameters, as in a checkpoint's train.json (`checkpoint.format.train_document`).
     """
 
     rank: int
@@ -34,7 +39,8 @@ class RankState:
 
 @dataclass(frozen=True)
 class RestoredState:
-    """`logs/attempt-NN/restored_rankR.json`: rank R's state after `global_step`, right after it was restored and before its first step.
+    """`logs/attempt-NN/restored_rankR.json`: rank R's state after `global_step`, right after it was
+    restored and before its first step.
 
     `state_digest`: over parameters, buffers and optimizer, as in a rank line.
     """
@@ -47,9 +53,11 @@ class RestoredState:
 
 @dataclass(frozen=True)
 class Unloadable:
-    """`logs/attempt-NN/unloadable_rankR.json`: the checkpoint that rank R was to resume from and its checkpointer could not load, and what it raised.
+    """`logs/attempt-NN/unloadable_rankR.json`: the checkpoint that rank R was to resume from and
+    its checkpointer could not load, and what it raised.
 
-    Only of checkpoints in the format of another checkpointer: those of ECRL's own are checked before a launch. `commit_sha256`: as in launch.json.
+    Only of checkpoints in the format of another checkpointer: those of ECRL's own are checked
+    before a launch. `commit_sha256`: as in launch.json.
     """
 
     attempt: int
@@ -61,7 +69,8 @@ class Unloadable:
 
 @dataclass(frozen=True)
 class DigestInterval:
-    """state_digests.json: digests are due after each step that `every` divides and, with `at_checkpoints`, each that `checkpoint.every` divides.
+    """state_digests.json: digests are due after each step that `every` divides and, with
+    `at_checkpoints`, each that `checkpoint.every` divides.
 
     `digest_s`, `step_s`: seconds of the shortest measured digest and step.
     """
@@ -76,7 +85,9 @@ EVERY_STEP = DigestInterval(1, True, 0.0, 0.0)
 
 
 def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestInterval:
-    """The shortest interval whose digests cost at most SHARE. A power of two, so that runs with different intervals have steps in common."""
+    """The shortest interval whose digests cost at most SHARE. A power of two, so that runs with
+    different intervals have steps in common.
+    """
     needed = digest_s / (SHARE * max(step_s, 1e-9))
     every = 1
     while every < min(needed, MOST):
@@ -87,15 +98,20 @@ def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestI
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
     """Whether the digests of `step` are due in an attempt that resumed after step `began`.
 
-    They always are while the interval is unknown, after the first step of an attempt and at each target of the run; and at the checkpoints that
-    another checkpointer writes: nothing else tells what they hold.
+    They always are while the interval is unknown, after the first step of an attempt and at each
+    target of the run; and at the checkpoints that another checkpointer writes: nothing else tells
+    what they hold.
     """
     if not digests_configured(config):
         return False
     if interval is None or step % interval.every == 0 or step in (began + 1, *targets(config)):
         return True
     strategy = strategy_of(config)
-    return (interval.at_checkpoints or strategy.checkpointer is not None) and strategy.saves and step % config.checkpoint.every == 0
+    return (
+        (interval.at_checkpoints or strategy.checkpointer is not None)
+        and strategy.saves
+        and step % config.checkpoint.every == 0
+    )
 
 
 def digests_configured(config: RunConfig) -> bool:
@@ -103,6 +119,7 @@ def digests_configured(config: RunConfig) -> bool:
 
 
 def recorded_by_rank(config: RunConfig) -> bool:
-    """Whether the run's version records the state of every rank; older ones wrote `state_digests` as a bool and recorded only rank 0's final
-    state."""
+    """Whether the run's version records the state of every rank; older ones wrote `state_digests`
+    as a bool and recorded only rank 0's final state.
+    """
     return not isinstance(config.state_digests, bool)

@@ -1,7 +1,9 @@
-"""Records of surviving ranks: how a step ended without the dead ranks, and which samples lost their influence or have too much.
+"""Records of surviving ranks: how a step ended without the dead ranks, and which samples lost their
+influence or have too much.
 
-A recovery that does not roll back to a consistent state gives up "exactly once". Each exception is recorded, one line per failure and effect; all
-other samples must have been applied exactly once, which `verify.sample_accounting` checks.
+A recovery that does not roll back to a consistent state gives up "exactly once". Each exception is
+recorded, one line per failure and effect; all other samples must have been applied exactly once,
+which `verify.sample_accounting` checks.
 """
 
 from __future__ import annotations
@@ -10,17 +12,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOST, REPEATED = "lost", "repeated"
-SURVIVORS, SNAPSHOT = "survivors", "snapshot"  # `Attempt.memory`: whose in-memory state an attempt continues from
+# `Attempt.memory`: whose in-memory state an attempt continues from
+SURVIVORS, SNAPSHOT = "survivors", "snapshot"
 SURVIVED = "survived"  # `Attempt.outcome`
 EFFECTS = (LOST, REPEATED)
 
 
 @dataclass(frozen=True)
 class RedoneStep:
-    """How deaths changed `global_step`: its `buckets` from number `first` on hold the gradients of the `left` ranks only.
+    """How deaths changed `global_step`: its `buckets` from number `first` on hold the gradients of
+    the `left` ranks only.
 
-    `left` is empty where the survivors dropped the step: it changed nothing, and `buckets` is 1. `lost`: the ranks that died since the last
-    agreement; `seconds`: from the failed exchange to the agreement.
+    `left` is empty where the survivors dropped the step: it changed nothing, and `buckets` is 1.
+    `lost`: the ranks that died since the last agreement; `seconds`: from the failed exchange to the
+    agreement.
     """
 
     global_step: int
@@ -33,11 +38,14 @@ class RedoneStep:
 
 @dataclass(frozen=True)
 class SurvivorReport:
-    """The report of a surviving rank when its attempt ends: the one line of `logs/attempt-NN/recovery_rankR.jsonl`.
+    """The report of a surviving rank when its attempt ends: the one line of
+    `logs/attempt-NN/recovery_rankR.jsonl`.
 
-    `global_step`: the last step that this rank committed or dropped; survivors resume after it. `alive`: the surviving ranks, as far as it knew.
-    `redone`: what was redone to commit that step without the dead ranks, or that it was dropped (empty if the interrupted step was discarded, or
-    none was interrupted). `layers`: by bucket, the names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and
+    `global_step`: the last step that this rank committed or dropped; survivors resume after it.
+    `alive`: the surviving ranks, as far as it knew.
+    `redone`: what was redone to commit that step without the dead ranks, or that it was dropped
+    (empty if the interrupted step was discarded, or none was interrupted). `layers`: by bucket, the
+    names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and
     optimizer after that step: equal on all survivors.
     """
 
@@ -58,7 +66,9 @@ class SurvivorReport:
 
     @property
     def finished_step(self) -> int:
-        """The last step that its attempt finished, or began after: the one before a step that was dropped."""
+        """The last step that its attempt finished, or began after: the one before a step that was
+        dropped.
+        """
         return self.global_step - self.dropped
 
 
@@ -66,8 +76,9 @@ class SurvivorReport:
 class LostSamples:
     """Samples that lost their influence on some layers, or had it more than once.
 
-    `samples`: dataset indices, one for each time that the sample was in the mini-batch. `layers`: names of the affected parameters. `effect`:
-    lost (no influence) or repeated (once too often). `ranks`: the ranks that died. `cause`: the recovery that caused it. Stored in
+    `samples`: dataset indices, one for each time that the sample was in the mini-batch. `layers`:
+    names of the affected parameters. `effect`: lost (no influence) or repeated (once too often).
+    `ranks`: the ranks that died. `cause`: the recovery that caused it. Stored in
     `logs/attempt-NN/ledger_rankR.jsonl`: each survivor has all lines of its attempt.
     """
 
@@ -81,23 +92,44 @@ class LostSamples:
 
 @dataclass(frozen=True)
 class AppliedSamples:
-    """`samples` influenced `layers` once: an average to which they contributed was applied to these parameters."""
+    """`samples` influenced `layers` once: an average to which they contributed was applied to these
+    parameters.
+    """
 
     global_step: int
     samples: tuple[int, ...]
     layers: tuple[str, ...]
 
 
-def lost(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+def lost(
+    global_step: int,
+    samples: Iterable[int],
+    layers: Iterable[str],
+    ranks: Iterable[int],
+    cause: str,
+) -> list[LostSamples]:
     """The record of lost samples: one line, or none if nothing was lost."""
     return _line(global_step, LOST, samples, layers, ranks, cause)
 
 
-def repeated(global_step: int, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+def repeated(
+    global_step: int,
+    samples: Iterable[int],
+    layers: Iterable[str],
+    ranks: Iterable[int],
+    cause: str,
+) -> list[LostSamples]:
     """The record of repeated samples: one line, or none if nothing was repeated."""
     return _line(global_step, REPEATED, samples, layers, ranks, cause)
 
 
-def _line(global_step: int, effect: str, samples: Iterable[int], layers: Iterable[str], ranks: Iterable[int], cause: str) -> list[LostSamples]:
+def _line(
+    global_step: int,
+    effect: str,
+    samples: Iterable[int],
+    layers: Iterable[str],
+    ranks: Iterable[int],
+    cause: str,
+) -> list[LostSamples]:
     line = LostSamples(global_step, effect, tuple(samples), tuple(layers), tuple(ranks), cause)
     return [line] if line.samples and line.layers else []

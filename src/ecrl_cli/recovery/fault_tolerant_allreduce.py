@@ -1,13 +1,17 @@
-"""Gradient all-reduce that survives dead ranks: stock DDP with a communication hook over a process group of our own.
+"""Gradient all-reduce that survives dead ranks: stock DDP with a communication hook over a process
+group of our own.
 
-DDP itself gets a group of one rank, so none of its own collectives can fail. The hook sends each bucket through the group of surviving ranks.
-When a rank dies, the others notice a failed collective or a new membership, form a new group and agree where the attempt ends: after the
-interrupted step, whose buckets that some rank lacks they reduce again among themselves (`lossy`), or before it.
+DDP itself gets a group of one rank, so none of its own collectives can fail. The hook sends each
+bucket through the group of surviving ranks. When a rank dies, the others notice a failed collective
+or a new membership, form a new group and agree where the attempt ends: after the interrupted step,
+whose buckets that some rank lacks they reduce again among themselves (`lossy`), or before it.
 
-Three rules keep the survivors bit-identical. A bucket's own gradients stay unchanged until all buckets of the step are reduced and a barrier is
-passed; collectives work on copies, so an abandoned one cannot overwrite gradients. A rank leaves a round only after its barrier: no rank is more
-than one round ahead, and one that is ahead proves that no rank lacks anything of the previous round. A rank that leaves first writes to the store
-from which round on it takes no part, so that ranks that missed the failure find it there.
+Three rules keep the survivors bit-identical. A bucket's own gradients stay unchanged until all
+buckets of the step are reduced and a barrier is passed; collectives work on copies, so an abandoned
+one cannot overwrite gradients. A rank leaves a round only after its barrier: no rank is more than
+one round ahead, and one that is ahead proves that no rank lacks anything of the previous round. A
+rank that leaves first writes to the store from which round on it takes no part, so that ranks that
+missed the failure find it there.
 """
 
 from __future__ import annotations
@@ -26,12 +30,19 @@ from ecrl_cli.checkpoint.capture.tensor_sources import raw
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.survivor_records import RedoneStep
-from ecrl_cli.recovery.group_rendezvous import CollectiveFailed, GroupRendezvous, Membership, translate_gloo_error
+from ecrl_cli.recovery.group_rendezvous import (
+    CollectiveFailed,
+    GroupRendezvous,
+    Membership,
+    translate_gloo_error,
+)
 
-STILL_GOING = "Operation timed out!"  # the error when a wait ends before the collective does; gloo's own timeouts have another text
+# the error when a wait ends before the collective does; gloo's own timeouts have another text
+STILL_GOING = "Operation timed out!"
 TICK = timedelta(milliseconds=20)  # how often a waiting rank checks the membership
 _END = "end"
-_ABANDONED_GROUPS: list[tuple[Any, list[Any]]] = []  # groups never destroyed, with the tensors that their threads may still write to
+# groups never destroyed, with the tensors that their threads may still write to
+_ABANDONED_GROUPS: list[tuple[Any, list[Any]]] = []
 
 
 class PeersLost(Exception):
@@ -43,21 +54,37 @@ class _Ended(Exception):
 
 
 class FaultTolerantGroup:
-    """One rank's side of the all-reduce, for one attempt. Use: in each step `begin`, `hook` for each bucket in backward, `finish`; or with fixed
-    replicas `begin`, `all_to_all`, `all_gather_into`.
+    """One rank's side of the all-reduce, for one attempt. Use: in each step `begin`, `hook` for
+    each bucket in backward, `finish`; or with fixed replicas `begin`, `all_to_all`,
+    `all_gather_into`.
 
-    `store` must outlive every rank and have a `clone`. `patience_s`: seconds to wait after a failed collective for a death that explains it.
-    `parameters`: by bucket, the parameters whose gradients it holds. `redone`: what deaths changed. Each call may raise PeersLost.
+    `store` must outlive every rank and have a `clone`. `patience_s`: seconds to wait after a failed
+    collective for a death that explains it.
+    `parameters`: by bucket, the parameters whose gradients it holds. `redone`: what deaths changed.
+    Each call may raise PeersLost.
     """
 
-    def __init__(self, store: Any, prefix: str, rank: int, membership: Membership, timeout: timedelta, *, lossy: bool) -> None:
-        self._store, self._rendezvous = PrefixStore(prefix, store), GroupRendezvous(store, prefix, timeout)
+    def __init__(
+        self,
+        store: Any,
+        prefix: str,
+        rank: int,
+        membership: Membership,
+        timeout: timedelta,
+        *,
+        lossy: bool,
+    ) -> None:
+        self._store, self._rendezvous = (
+            PrefixStore(prefix, store),
+            GroupRendezvous(store, prefix, timeout),
+        )
         self.rank, self._membership, self._lossy = rank, membership, lossy
         self.patience_s = 10.0
         self._round = ExchangeRound(0)
         self._end: int | None = None  # no round from this one on
         self._step = 0
-        self._before: tuple[tuple[int, ...], float] | None = None  # lost ranks and seconds, to be recorded with the next round
+        # lost ranks and seconds, to be recorded with the next round
+        self._before: tuple[tuple[int, ...], float] | None = None
         self.parameters: dict[int, list[torch.Tensor]] = {}
         self.redone: list[RedoneStep] = []
         self.epoch, self.alive = membership.epoch, membership.alive
@@ -82,7 +109,9 @@ class FaultTolerantGroup:
         self._step = global_step
 
     def hook(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start the all-reduce of one bucket. The future is ready at once: `finish` replaces the value that DDP takes as the result."""
+        """Start the all-reduce of one bucket. The future is ready at once: `finish` replaces the
+        value that DDP takes as the result.
+        """
         own, index = bucket.buffer(), bucket.index()
         assert index == len(self._round.buckets), "buckets come in order"
         self.parameters[index] = bucket.parameters()
@@ -92,7 +121,8 @@ class FaultTolerantGroup:
         return future
 
     def finish(self, buffers: Sequence[torch.Tensor] = ()) -> None:
-        """Wait until, on every survivor, each bucket holds the mean over the participating ranks and `buffers` are those of the first rank.
+        """Wait until, on every survivor, each bucket holds the mean over the participating ranks
+        and `buffers` are those of the first rank.
 
         EcrlError if a collective fails though no rank has died: a restart may help.
         """
@@ -120,14 +150,28 @@ class FaultTolerantGroup:
         self._once(lambda: self._group.allgather([rows], [own]))
         return rows
 
-    def all_to_all(self, received: torch.Tensor, send: torch.Tensor, received_counts: list[int], sent_counts: list[int]) -> None:
-        """Fill `received` with the elements that each rank sends to this one, in order; counts: elements by rank. In the round that `begin` began,
-        which `all_gather_into` ends; neither is redone after a death."""
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        send: torch.Tensor,
+        received_counts: list[int],
+        sent_counts: list[int],
+    ) -> None:
+        """Fill `received` with the elements that each rank sends to this one, in order; counts:
+        elements by rank. In the round that `begin` began, which `all_gather_into` ends; neither is
+        redone after a death.
+        """
         try:
-            self._wait(translate_gloo_error(lambda: self._group.alltoall_base(received, send, received_counts, sent_counts)))
+            self._wait(
+                translate_gloo_error(
+                    lambda: self._group.alltoall_base(received, send, received_counts, sent_counts)
+                )
+            )
         except CollectiveFailed as cause:
             self._after(cause, 0)
-            raise AssertionError("nobody passes the barrier of a round that this rank has not come to") from cause
+            raise AssertionError(
+                "nobody passes the barrier of a round that this rank has not come to"
+            ) from cause
 
     def all_gather_into(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         """Fill `whole` with `own` of every rank, in order."""
@@ -178,12 +222,18 @@ class FaultTolerantGroup:
                     return
 
     def _after(self, cause: CollectiveFailed, buckets: int) -> bool:
-        """Handle a failed collective: True if the round is already complete, False if it is to be redone; else PeersLost."""
+        """Handle a failed collective: True if the round is already complete, False if it is to be
+        redone; else PeersLost.
+        """
         began, before = monotonic(), self.alive
         furthest = self._regroup(cause)
-        lost, seconds = tuple(rank for rank in before if rank not in self.alive), monotonic() - began
+        lost, seconds = (
+            tuple(rank for rank in before if rank not in self.alive),
+            monotonic() - began,
+        )
         assert self._end is not None
-        if self._round.place < furthest:  # another rank has passed the barrier: no rank lacks anything of this round
+        # another rank has passed the barrier: no rank lacks anything of this round
+        if self._round.place < furthest:
             self._before = (lost, seconds)
             return True
         if self._round.place >= self._end:
@@ -192,29 +242,45 @@ class FaultTolerantGroup:
         return False
 
     def _note(self, first: int, buckets: int, lost: tuple[int, ...], seconds: float) -> None:
-        """Record a redone step. If a death makes some ranks agree twice and others once, the entries are merged so that all are equal."""
+        """Record a redone step. If a death makes some ranks agree twice and others once, the
+        entries are merged so that all are equal.
+        """
         new = RedoneStep(self._step, first, buckets, lost, self.alive, seconds)
         if self.redone and self.redone[-1].first == first:
             last = self.redone.pop()
-            new = replace(new, lost=tuple(sorted({*last.lost, *lost})), seconds=last.seconds + seconds)
+            new = replace(
+                new, lost=tuple(sorted({*last.lost, *lost})), seconds=last.seconds + seconds
+            )
         self.redone.append(new)
 
     def _exchange(self, place: int) -> None:
-        """Start the collective of a bucket. The buffer of the last step is reused: allocating costs as much as the copy."""
+        """Start the collective of a bucket. The buffer of the last step is reused: allocating costs
+        as much as the copy.
+        """
         item = self._round.buckets[place]
         if item.led:
             item.sent = sent = item.own.clone()
         else:
             room = self._room.get(place)
-            room = torch.empty_like(item.own) if room is None or room.shape != item.own.shape else room
-            self._room[place] = item.sent = sent = torch.mul(item.own, 1.0 / len(self.alive), out=room)
+            room = (
+                torch.empty_like(item.own) if room is None or room.shape != item.own.shape else room
+            )
+            self._room[place] = item.sent = sent = torch.mul(
+                item.own, 1.0 / len(self.alive), out=room
+            )
         try:
-            item.work = translate_gloo_error(lambda: self._group.broadcast(sent, 0) if item.led else self._group.allreduce([sent]))
+            item.work = translate_gloo_error(
+                lambda: (
+                    self._group.broadcast(sent, 0) if item.led else self._group.allreduce([sent])
+                )
+            )
         except CollectiveFailed:
             item.work = None
 
     def _wait(self, work: Any) -> None:
-        """Wait for a collective. CollectiveFailed if it failed, or if a death means that it cannot finish."""
+        """Wait for a collective. CollectiveFailed if it failed, or if a death means that it cannot
+        finish.
+        """
         while work is not None:
             try:
                 work.wait(TICK)
@@ -227,7 +293,9 @@ class FaultTolerantGroup:
         raise CollectiveFailed("a rank has died")
 
     def _regroup(self, cause: CollectiveFailed) -> int:
-        """Form the group of survivors and agree where the attempt ends; returns the furthest round that any rank has reached."""
+        """Form the group of survivors and agree where the attempt ends; returns the furthest round
+        that any rank has reached.
+        """
         while True:
             self._mark_dead()
             try:
@@ -242,13 +310,18 @@ class FaultTolerantGroup:
                 return self._end
 
     def _await_news(self, cause: CollectiveFailed) -> None:
-        """Wait for a death that explains the failure; _Ended if another rank has left, EcrlError after `patience_s`."""
+        """Wait for a death that explains the failure; _Ended if another rank has left, EcrlError
+        after `patience_s`.
+        """
         deadline = monotonic() + self.patience_s
         while not self._membership.wait_beyond(self.epoch, 0.02):
             if self._store.check([_END]):
                 raise _Ended
             if monotonic() >= deadline:
-                fact = f"an exchange failed ({cause}) and no rank has died within {self.patience_s:g} s"
+                fact = (
+                    f"an exchange failed ({cause}) and no rank has died within"
+                    f" {self.patience_s:g} s"
+                )
                 raise EcrlError("recovery", fact, "the attempt begins anew", code="exchange")
 
     def _agree(self) -> int:
@@ -270,14 +343,23 @@ class FaultTolerantGroup:
         raise PeersLost
 
     def _tell(self, end: int) -> tuple[int, ...]:
-        """Write the end to the store; returns the survivors as the first rank wrote them, so that all ranks agree on a rank that dies meanwhile."""
-        return _parsed(self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive)))))[1]
+        """Write the end to the store; returns the survivors as the first rank wrote them, so that
+        all ranks agree on a rank that dies meanwhile.
+        """
+        return _parsed(
+            self._store.compare_set(_END, "", " ".join(map(str, (end, *self._membership.alive))))
+        )[1]
 
     def _mark_dead(self) -> None:
         for _, written in _ABANDONED_GROUPS:
             written[:] = [(work, sent) for work, sent in written if not work.is_completed()]
         self._room = {}  # an abandoned collective may still write there
-        _ABANDONED_GROUPS.append((self._group, [(item.work, item.sent) for item in self._round.buckets if item.work is not None]))
+        _ABANDONED_GROUPS.append(
+            (
+                self._group,
+                [(item.work, item.sent) for item in self._round.buckets if item.work is not None],
+            )
+        )
 
     def _form(self) -> Any:
         return self._rendezvous.form(f"members{self.epoch}", self.rank, self.alive, self._look)
@@ -304,7 +386,9 @@ def group_of_one() -> Any:
 
 @dataclass
 class Bucket:
-    """One collective: `own` is the unchanged input, `sent` the copy in flight. Averages over all ranks, or (`led`) broadcasts from the first."""
+    """One collective: `own` is the unchanged input, `sent` the copy in flight. Averages over all
+    ranks, or (`led`) broadcasts from the first.
+    """
 
     own: torch.Tensor
     led: bool = False
@@ -314,9 +398,11 @@ class Bucket:
 
 @dataclass
 class ExchangeRound:
-    """All collectives before a barrier: the gradients of a step and the first rank's buffers, or one other collective.
+    """All collectives before a barrier: the gradients of a step and the first rank's buffers, or
+    one other collective.
 
-    `place`: number of the round; `done`: how many of its buckets have finished. `redoes`: whether the survivors finish it after a death.
+    `place`: number of the round; `done`: how many of its buckets have finished. `redoes`: whether
+    the survivors finish it after a death.
     """
 
     place: int
@@ -331,8 +417,14 @@ def gathered(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def scatter(data: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> None:
-    """Write the bytes from `gathered` into `tensors`, which must have the same shapes and dtypes."""
+    """Write the bytes from `gathered` into `tensors`, which must have the same shapes and
+    dtypes.
+    """
     assert data is not None
     with torch.no_grad():
-        for tensor, part in zip(tensors, torch.split(data, [tensor.numel() * tensor.element_size() for tensor in tensors]), strict=True):
+        for tensor, part in zip(
+            tensors,
+            torch.split(data, [tensor.numel() * tensor.element_size() for tensor in tensors]),
+            strict=True,
+        ):
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

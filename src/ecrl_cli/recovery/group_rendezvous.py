@@ -29,7 +29,9 @@ class Membership(Protocol):
         """The surviving ranks, ascending, as of `epoch` or later."""
 
     def wait_beyond(self, epoch: int, seconds: float) -> bool:
-        """Wait at most `seconds` until the membership's epoch exceeds `epoch`; returns whether it does."""
+        """Wait at most `seconds` until the membership's epoch exceeds `epoch`; returns whether it
+        does.
+        """
 
 
 class HeartbeatMembership:
@@ -51,7 +53,8 @@ class HeartbeatMembership:
         while self._heartbeats.epoch <= epoch:
             if monotonic() >= deadline:
                 return False
-            time.sleep(_MEMBERSHIP_LOOK_S)  # a death is reported within milliseconds, and there is nothing else to do meanwhile
+            # a death is reported within milliseconds, and there is nothing else to do meanwhile
+            time.sleep(_MEMBERSHIP_LOOK_S)
         return True
 
 
@@ -66,10 +69,12 @@ class GroupRendezvous:
         self._store, self._prefix, self._timeout = store, prefix, timeout
 
     def form(self, scope: str, rank: int, alive: tuple[int, ...], check: Callable[[], None]) -> Any:
-        """Form the group of `alive` under the key prefix `scope`. `check` is polled meanwhile and raises to abort; CollectiveFailed if gloo fails.
+        """Form the group of `alive` under the key prefix `scope`. `check` is polled meanwhile and
+        raises to abort; CollectiveFailed if gloo fails.
 
-        All ranks first announce themselves. Then a separate thread creates the group over its own store connection: waiting for a rank that
-        died cannot be interrupted, and it would block the connection.
+        All ranks first announce themselves. Then a separate thread creates the group over its own
+        store connection: waiting for a rank that died cannot be interrupted, and it would block the
+        connection.
         """
         here = PrefixStore(scope, PrefixStore(self._prefix, self._store))
         here.set(f"here{rank}", "1")

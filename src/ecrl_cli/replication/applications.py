@@ -1,4 +1,6 @@
-"""The applications of the published study of failures within a mini-batch (applications.yaml): its Table I, which two replications stand beside."""
+"""The applications of the published study of failures within a mini-batch (applications.yaml): its
+Table I, which two replications stand beside.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ecrl_cli.config.codec import decode
 
 @dataclass(frozen=True)
 class Application:
-    """A column of Table I as printed. `per_epoch`: mini-batches, `in_epoch`: those that its samples give; names ending in _s are mean seconds."""
+    """A column of Table I as printed. `per_epoch`: mini-batches, `in_epoch`: those that its samples
+    give; names ending in _s are mean seconds.
+    """
 
     name: str
     size: str

@@ -19,7 +19,14 @@ from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
 from ecrl_cli.report.model.study_record import StudyResult, read_studies
 from ecrl_cli.report.model.sweep_diff import SweepDiff, read_sweep_diff
-from ecrl_cli.report.render.markdown import ALONE, AMONG_OTHERS, markdown, markdown_study, terminal, terminal_study
+from ecrl_cli.report.render.markdown import (
+    ALONE,
+    AMONG_OTHERS,
+    markdown,
+    markdown_study,
+    terminal,
+    terminal_study,
+)
 from ecrl_cli.report.render.page import Figures, render, sections
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
@@ -35,7 +42,8 @@ from ecrl_cli.storage.safe_read import refuse_links
 
 @dataclass(frozen=True)
 class ReportResult:
-    """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is incomplete) or 3 (a verdict or result is missing).
+    """`page`: index.html. `text`: for a terminal. `exit_code`: 0, 1 (a gate failed, a study is
+    incomplete) or 3 (a verdict or result is missing).
 
     `notes`: remarks on the runs, in sentences.
     """
@@ -47,13 +55,18 @@ class ReportResult:
 
 
 def report(
-    dirs: list[Path], out: Path | None = None, other: Path | None = None, judging: Judging = ON_FILE, *, every_run: bool = False
+    dirs: list[Path],
+    out: Path | None = None,
+    other: Path | None = None,
+    judging: Judging = ON_FILE,
+    *,
+    every_run: bool = False,
 ) -> ReportResult:
-    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`, compared with the sweep `other` if given. `every_run`:
-    its text has a row for each run.
+    """Writes the report on `dirs` (run directories, studies and folders of them) into `out`,
+    compared with the sweep `other` if given. `every_run`: its text has a row for each run.
 
-    RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study result; EvidenceMissing if there are no
-    numbers; StorageError if `out` cannot be written.
+    RunDirectoryError for a path that is neither run nor study; RecordError for a damaged study
+    result; EvidenceMissing if there are no numbers; StorageError if `out` cannot be written.
     """
     folder, inputs = destination(dirs, out), find_inputs(dirs)
     studies = read_studies(inputs.studies)
@@ -61,37 +74,71 @@ def report(
         refuse_links(folder.parent, [folder.name])
     if other:
         run_inputs([other])
-    runs = read_runs(inputs.runs, judging, load_libraries)  # verifies what is due: what is bad is refused before
+    # verifies what is due: what is bad is refused before
+    runs = read_runs(inputs.runs, judging, load_libraries)
     comparison = compare(runs, read_references(runs))
-    if not any(run.metrics for run in comparison.runs) and not any(study.result for study in studies):
+    if not any(run.metrics for run in comparison.runs) and not any(
+        study.result for study in studies
+    ):
         raise _no_numbers(comparison, studies)
     diff = read_sweep_diff(comparison, dirs, other, judging) if other else None
     write_files(folder, contents(comparison, studies, diff), out is not None)
     page = folder / "index.html"
     lines = against_lines(diff) if diff else []
-    lines += [line for study in studies for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)]
+    lines += [
+        line
+        for study in studies
+        for line in terminal_study(study, ALONE if len(studies) == 1 else AMONG_OTHERS)
+    ]
     code = _exit_code(comparison, studies, diff)
     said = summarize(comparison).headline if comparison.runs else ""
-    text = "\n".join([*(printable(line) for line in lines), terminal(comparison, page, studies, headline=said, every_run=every_run)])
+    text = "\n".join(
+        [
+            *(printable(line) for line in lines),
+            terminal(comparison, page, studies, headline=said, every_run=every_run),
+        ]
+    )
     return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
 
 
-def _exit_code(comparison: Comparison, studies: Sequence[StudyResult], diff: SweepDiff | None) -> int:
-    return worst_code([comparison.exit_code, *([diff.theirs.exit_code] if diff else []), *(study.exit_code for study in studies)])
+def _exit_code(
+    comparison: Comparison, studies: Sequence[StudyResult], diff: SweepDiff | None
+) -> int:
+    return worst_code(
+        [
+            comparison.exit_code,
+            *([diff.theirs.exit_code] if diff else []),
+            *(study.exit_code for study in studies),
+        ]
+    )
 
 
 def _no_numbers(comparison: Comparison, studies: Sequence[StudyResult]) -> EvidenceMissing:
     if not comparison.runs:
         names = ", ".join(study.input.name for study in studies[:3])
-        return EvidenceMissing("report", f"no result.json in {names}", "the same `ecrl study` command goes on and writes it")
+        return EvidenceMissing(
+            "report",
+            f"no result.json in {names}",
+            "the same `ecrl study` command goes on and writes it",
+        )
     reasons = "; ".join(f"{run.name}: {run.reason}" for run in comparison.runs[:3])
-    return EvidenceMissing("report", f"no run has metrics ({reasons})", "let a run reach its end first")
+    return EvidenceMissing(
+        "report", f"no run has metrics ({reasons})", "let a run reach its end first"
+    )
 
 
-def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: SweepDiff | None = None) -> dict[str, bytes]:
-    """Every file of the report by its path in the folder; the page last, so that all its links exist."""
-    published = replication().publication(comparison.without_references) if comparison.runs else None
-    figures = Figures(run_pictures(comparison), {study.ident: study_pictures(study) for study in studies})
+def contents(
+    comparison: Comparison, studies: Sequence[StudyResult] = (), diff: SweepDiff | None = None
+) -> dict[str, bytes]:
+    """Every file of the report by its path in the folder; the page last, so that all its links
+    exist.
+    """
+    published = (
+        replication().publication(comparison.without_references) if comparison.runs else None
+    )
+    figures = Figures(
+        run_pictures(comparison), {study.ident: study_pictures(study) for study in studies}
+    )
     summary = _summary(comparison, studies)
     files = picture_files(figures.every)
     if comparison.runs:
@@ -102,29 +149,47 @@ def contents(comparison: Comparison, studies: Sequence[StudyResult] = (), diff: 
     for study in studies:
         files |= csv_files(study)
     files |= against_files(diff) if diff else {}
-    document = as_document(comparison, summary.headline, summary.sentences) | {"exit_code": _exit_code(comparison, studies, diff)}
+    document = as_document(comparison, summary.headline, summary.sentences) | {
+        "exit_code": _exit_code(comparison, studies, diff)
+    }
     document |= {"studies": [study_document(study) for study in studies]} if studies else {}
     document |= {"against": against_document(diff)} if diff else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    of_studies = [markdown_study(study, [picture.name for picture in figures.studies[study.ident]]) for study in studies]
+    of_studies = [
+        markdown_study(study, [picture.name for picture in figures.studies[study.ident]])
+        for study in studies
+    ]
     of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs], studies)
     files["report.md"] = "\n".join([of_runs, *of_studies]).encode(errors="replace")
-    files["index.html"] = render(comparison, studies, summary, figures, sections(comparison, published, diff)).encode(errors="replace")
-    return {name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data for name, data in files.items()}
+    files["index.html"] = render(
+        comparison, studies, summary, figures, sections(comparison, published, diff)
+    ).encode(errors="replace")
+    return {
+        name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data
+        for name, data in files.items()
+    }
 
 
 def _summary(comparison: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:
     if not studies:
         return summarize(comparison)
-    return join_summaries(summarize(comparison), summarize_studies(studies)) if comparison.runs else summarize_studies(studies)
+    return (
+        join_summaries(summarize(comparison), summarize_studies(studies))
+        if comparison.runs
+        else summarize_studies(studies)
+    )
 
 
 def write_files(folder: Path, files: dict[str, bytes], named: bool) -> None:
-    """Writes `files` by their paths in `folder`. `named`: the user chose this folder, which may then be a symlink; symlinks inside it are refused
-    always. StorageError if it cannot be written; an older report's page and JSON document, which would not fit the rest, are gone by then."""
+    """Writes `files` by their paths in `folder`. `named`: the user chose this folder, which may
+    then be a symlink; symlinks inside it are refused always. StorageError if it cannot be written;
+    an older report's page and JSON document, which would not fit the rest, are gone by then.
+    """
     if not named:
         refuse_links(folder.parent, [folder.name])
-    refuse_links(folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1}))
+    refuse_links(
+        folder, sorted({Path(name).parts[0] for name in files if len(Path(name).parts) > 1})
+    )
     try:
         for name in files:
             if name.endswith((".html", ".json")):

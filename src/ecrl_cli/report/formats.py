@@ -1,4 +1,6 @@
-"""Formats numbers for readers, as plain text; the page replaces hyphens before digits by minus signs."""
+"""Formats numbers for readers, as plain text; the page replaces hyphens before digits by minus
+signs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(size), 60)
     sign = "-" if seconds < 0 else ""
-    return f"{sign}{minutes} min {rest:02d} s" if minutes < 120 else f"{sign}{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{sign}{minutes} min {rest:02d} s"
+        if minutes < 120
+        else f"{sign}{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def change(ratio: float | None) -> str:
@@ -35,15 +41,22 @@ def change(ratio: float | None) -> str:
 
 
 def distance(low: float, high: float) -> str:
-    """A range of relative differences in words: `3.1% below`, `2.0% to 4.5% above`; signed where it crosses zero."""
+    """A range of relative differences in words: `3.1% below`, `2.0% to 4.5% above`; signed where it
+    crosses zero.
+    """
     if low < 0 < high:
         return f"{change(low)} to {change(high)} against"
     near, far = sorted((share(abs(low)), share(abs(high))), key=lambda text: float(text[:-1]))
-    return f"{near if near == far else f'{near} to {far}'} {'below' if high <= 0 and low < 0 else 'above'}"
+    return (
+        f"{near if near == far else f'{near} to {far}'}"
+        f" {'below' if high <= 0 and low < 0 else 'above'}"
+    )
 
 
 def identical(low: float, high: float) -> bool:
-    """Whether an interval has no width: everything that it is of was the same, to rounding. It then says nothing of what another run would do."""
+    """Whether an interval has no width: everything that it is of was the same, to rounding. It then
+    says nothing of what another run would do.
+    """
     return abs(high - low) <= 1e-12 * max(abs(low), abs(high), 1e-300)
 
 
@@ -91,7 +104,9 @@ def rate(value: float | None) -> str:
 
 def count(value: float | None) -> str:
     """A count, or a mean of counts."""
-    return NONE if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    return (
+        NONE if value is None else f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+    )
 
 
 def size(value: float | None) -> str:
@@ -106,7 +121,9 @@ def size(value: float | None) -> str:
 
 
 def at_scale(scale: str, form: str = ", scale {}") -> str:
-    """The scale of runs in words, to follow others; empty for the default, at which nothing was made smaller, and without runs."""
+    """The scale of runs in words, to follow others; empty for the default, at which nothing was
+    made smaller, and without runs.
+    """
     return "" if scale in (ScaleConfig.name, listed([])) else form.format(scale)
 
 
@@ -119,7 +136,21 @@ def plural(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {errors.plural(number, one, many).partition(' ')[2]}"
 
 
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NUMBERS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 
 
 def spelled(number: int) -> str:
@@ -129,18 +160,30 @@ def spelled(number: int) -> str:
 
 def listed(words: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
+    return (
+        words[0]
+        if len(words) == 1
+        else f"{', '.join(words[:-1])} and {words[-1]}"
+        if words
+        else "none"
+    )
 
 
 def minus(text: str) -> str:
-    """`text` with true minus signs in front of its numbers; names such as r18-2 keep their hyphens."""
+    """`text` with true minus signs in front of its numbers; names such as r18-2 keep their
+    hyphens.
+    """
     return re.sub(r"(?<![\w.\])-])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
 def printable(text: object) -> str:
     """`text` with control characters replaced, which tables and XML cannot hold."""
     given = str(text)
-    return given if given.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in given)
+    return (
+        given
+        if given.isprintable()
+        else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in given)
+    )
 
 
 def short(text: str, limit: int = 150) -> str:
@@ -148,12 +191,17 @@ def short(text: str, limit: int = 150) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-# Characters that a browser, pager or editor interprets instead of showing: control characters, bidirectional marks, lone surrogates.
-_OBEYED = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+# Characters that a browser, pager or editor interprets instead of showing: control characters,
+# bidirectional marks, lone surrogates.
+_OBEYED = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 
 
 def harmless(text: str) -> str:
-    """Replaces such characters in a whole document: a last safeguard after the escaping of each value."""
+    """Replaces such characters in a whole document: a last safeguard after the escaping of each
+    value.
+    """
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -1,4 +1,5 @@
-"""Runs as pandas DataFrames, read from their records: `ecrl.load`. No report need have been written.
+"""Runs as pandas DataFrames, read from their records: `ecrl.load`. No report need have been
+written.
 
 docs/data.md has every column with its unit.
 """
@@ -33,7 +34,9 @@ _VERDICT = ("verdict", "promise", "status", "message", "reference")
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of the folders that `load` was given; each frame is made when it is first asked for."""
+    """The runs of the folders that `load` was given; each frame is made when it is first asked
+    for.
+    """
 
     comparison: Comparison
 
@@ -74,7 +77,9 @@ class Results:
 
     @cached_property
     def effects(self) -> pd.DataFrame:
-        """One row per comparison of two arms and measure, with its intervals and the noise floor."""
+        """One row per comparison of two arms and measure, with its intervals and the noise
+        floor.
+        """
         return self._table("comparisons.csv")
 
     def _table(self, file: str) -> pd.DataFrame:
@@ -87,18 +92,22 @@ class Results:
 def load(folders: Sequence[str | Path], judge: bool = True) -> Results:
     """The runs in `folders`: run directories and sweep folders. Nothing is written.
 
-    `judge`: an ended run without a verdict on file that holds is judged now, in memory; otherwise its verdict stays `missing`.
-    RunDirectoryError for a folder that is neither.
+    `judge`: an ended run without a verdict on file that holds is judged now, in memory; otherwise
+    its verdict stays `missing`. RunDirectoryError for a folder that is neither.
     """
     runs = read_runs(run_inputs([Path(folder) for folder in folders]))
     due = [number for number, run in enumerate(runs) if judge and _unjudged(run)]
-    for number, judged in zip(due, parallel_map(_judged, [runs[number] for number in due]), strict=True):
+    for number, judged in zip(
+        due, parallel_map(_judged, [runs[number] for number in due]), strict=True
+    ):
         runs[number] = judged
     return Results(compare(runs))
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """`frame` with seeds as numbers, so that they sort as such; as text where a manifest names one that is none."""
+    """`frame` with seeds as numbers, so that they sort as such; as text where a manifest names one
+    that is none.
+    """
     if "seed" in frame and all(str(seed).lstrip("-").isdigit() for seed in frame["seed"]):
         return frame.assign(seed=frame["seed"].astype("int64"))
     return frame
@@ -137,6 +146,20 @@ def _steps(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 def _verdicts(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     verdict = run.verdict
     if not verdict.findings:
-        yield *identity, verdict.status, "", verdict.status, run.reason or verdict.why, verdict.reference
+        yield (
+            *identity,
+            verdict.status,
+            "",
+            verdict.status,
+            run.reason or verdict.why,
+            verdict.reference,
+        )
     for finding in verdict.findings:
-        yield *identity, verdict.status, finding.promise, finding.status, finding.message, verdict.reference
+        yield (
+            *identity,
+            verdict.status,
+            finding.promise,
+            finding.status,
+            finding.message,
+            verdict.reference,
+        )

@@ -1,8 +1,10 @@
-"""One colour per variant and per category, the same in every figure, distinguishable with colour blindness.
+"""One colour per variant and per category, the same in every figure, distinguishable with colour
+blindness.
 
-Variants follow Okabe and Ito; categories come in families (training blue, evaluating green, checkpointing gold, starting rose, replay plum, the rest
-grey) with shades of different lightness. Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one, and
-`themed` replaces it by the variable in the SVG.
+Variants follow Okabe and Ito; categories come in families (training blue, evaluating green,
+checkpointing gold, starting rose, replay plum, the rest grey) with shades of different lightness.
+Each colour is a CSS variable with a light and a dark value; matplotlib draws with the light one,
+and `themed` replaces it by the variable in the SVG.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ OTHER_VARIANTS = (
     Colour("v-5", "#8c6d31", "#c2a266"),
 )
 
-# Recurring series names in studies: outcomes of a trial, from harmless to worst, and the write modes.
+# Recurring series names in studies: outcomes of a trial, from harmless to worst, and the write
+# modes.
 KNOWN_SERIES = {
     "new": Colour("o-new", "#2a9d72", "#45c795"),
     "previous": Colour("o-previous", "#8fc9b0", "#2f6b54"),
@@ -102,29 +105,52 @@ _SHADES = {
     "residual": ("#8f979f", "#8a939d"),
 }
 # Every category and the residual, family by family.
-CATEGORY_COLOURS = {name: Colour(f"c-{name}", *_SHADES[name]) for names in FAMILIES.values() for name in names}
+CATEGORY_COLOURS = {
+    name: Colour(f"c-{name}", *_SHADES[name]) for names in FAMILIES.values() for name in names
+}
 FAMILY_OF = {category: family for family, categories in FAMILIES.items() for category in categories}
 
 
 def variant_colours(labels: list[str]) -> dict[str, Colour]:
-    """A colour for each arm's label, in the order given; the four known variants always have their own."""
+    """A colour for each arm's label, in the order given; the four known variants always have their
+    own.
+    """
     others = [label for label in labels if label not in KNOWN_VARIANTS]
-    return {label: KNOWN_VARIANTS.get(label) or OTHER_VARIANTS[others.index(label) % len(OTHER_VARIANTS)] for label in labels}
+    return {
+        label: (
+            KNOWN_VARIANTS.get(label) or OTHER_VARIANTS[others.index(label) % len(OTHER_VARIANTS)]
+        )
+        for label in labels
+    }
 
 
 def series_colours(labels: list[str]) -> dict[str, Colour]:
-    """A colour for each series of a study's figure; known names have fixed colours, and a blue similar to one of them is then left out."""
+    """A colour for each series of a study's figure; known names have fixed colours, and a blue
+    similar to one of them is then left out.
+    """
     others = [label for label in labels if label not in KNOWN_SERIES]
     spare = OTHER_VARIANTS if len(others) == len(labels) else OTHER_VARIANTS[1:]
-    return {label: KNOWN_SERIES.get(label) or spare[others.index(label) % len(spare)] for label in labels}
+    return {
+        label: KNOWN_SERIES.get(label) or spare[others.index(label) % len(spare)]
+        for label in labels
+    }
 
 
-ALL = (*THEME, *KNOWN_VARIANTS.values(), *OTHER_VARIANTS, *KNOWN_SERIES.values(), *FAMILY_COLOURS.values(), *CATEGORY_COLOURS.values())
+ALL = (
+    *THEME,
+    *KNOWN_VARIANTS.values(),
+    *OTHER_VARIANTS,
+    *KNOWN_SERIES.values(),
+    *FAMILY_COLOURS.values(),
+    *CATEGORY_COLOURS.values(),
+)
 _BY_LIGHT = {colour.light: colour.css for colour in ALL}
 
 
 def themed(svg: str) -> str:
-    """`svg` with every colour of the palette replaced by its CSS variable, so that it follows the page's theme."""
+    """`svg` with every colour of the palette replaced by its CSS variable, so that it follows the
+    page's theme.
+    """
     return re.sub(r"#[0-9a-f]{6}", lambda match: _BY_LIGHT.get(match[0], match[0]), svg)
 
 

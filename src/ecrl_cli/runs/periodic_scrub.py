@@ -1,4 +1,6 @@
-"""Scrubs a run's checkpoints every `supervision.scrub_every_s` seconds while it is supervised, so that damage is said when it happens."""
+"""Scrubs a run's checkpoints every `supervision.scrub_every_s` seconds while it is supervised, so
+that damage is said when it happens.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ Say = Callable[[str], None]
 
 @contextmanager
 def scrubbed(layout: RunLayout, config: RunConfig, say: Say) -> Iterator[None]:
-    """Scrub the checkpoints of `layout` while the context is open; 0 s: off. Damage and errors are reported through `say`, once each, not raised."""
+    """Scrub the checkpoints of `layout` while the context is open; 0 s: off. Damage and errors are
+    reported through `say`, once each, not raised.
+    """
     every_s, strategy = config.supervision.scrub_every_s, strategy_of(config)
     if not every_s or not strategy.saves:
         yield
         return
     if strategy.checkpointer:
-        say("the checkpoints are not scrubbed: another checkpointer wrote them, only that can read them")
+        say(
+            "the checkpoints are not scrubbed: another checkpointer wrote them, only that can read"
+            " them"
+        )
         yield
         return
     try:
@@ -60,7 +67,9 @@ class Scrubber:
         self._thread: threading.Thread | None = None
 
     def start(self, every_s: float) -> None:
-        self._thread = threading.Thread(target=self._run, args=(every_s,), name="scrub", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(every_s,), name="scrub", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -86,11 +95,16 @@ class Scrubber:
             if self._journal is None:
                 return
             try:
-                self._journal.append(ScrubLine(monotonic(), wall(), monotonic() - began, len(found.looked), damaged))
+                self._journal.append(
+                    ScrubLine(monotonic(), wall(), monotonic() - began, len(found.looked), damaged)
+                )
             except EcrlError as error:
                 self._tell(f"scrubs are not recorded: {error.line()}")
         for text in damaged:
-            self._tell(f"scrub: {text}; recovery goes on from an older one, `ecrl verify {self._layout.checkpoints}` says more")
+            self._tell(
+                f"scrub: {text}; recovery goes on from an older one, `ecrl verify"
+                f" {self._layout.checkpoints}` says more"
+            )
 
     def _run(self, every_s: float) -> None:
         with suppress(OSError):
@@ -108,4 +122,7 @@ class Scrubber:
 def damage(found: Scrub) -> tuple[str, ...]:
     """What is wrong, in words."""
     refused = [one.report for one in found.looked if not one.ok]
-    return (*(f"{report.path.name} is damaged: {report.layer}: {report.reason}" for report in refused), *found.pointers)
+    return (
+        *(f"{report.path.name} is damaged: {report.layer}: {report.reason}" for report in refused),
+        *found.pointers,
+    )

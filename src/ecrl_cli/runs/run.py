@@ -13,7 +13,16 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.preflight import prepare
-from ecrl_cli.errors import STOPPED, EcrlError, NoProgress, NoValidCheckpoint, RecordError, RunHeld, Stopped, StorageError
+from ecrl_cli.errors import (
+    STOPPED,
+    EcrlError,
+    NoProgress,
+    NoValidCheckpoint,
+    RecordError,
+    RunHeld,
+    Stopped,
+    StorageError,
+)
 from ecrl_cli.failures.plan import describe
 from ecrl_cli.history.load import RUNS_AT_ONCE, RunRecords, load, load_environment
 from ecrl_cli.linux.clock import monotonic
@@ -47,8 +56,8 @@ WORTH_SAYING_S = 0.5
 class RunContext:
     """What the runs of one command share.
 
-    `say`: prints one line. `above`: renders what stands above a run's live bar (a sweep's table); None for a single run. `show`: makes a run's
-    UI.
+    `say`: prints one line. `above`: renders what stands above a run's live bar (a sweep's table);
+    None for a single run. `show`: makes a run's UI.
     """
 
     say: Say
@@ -59,7 +68,9 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: exit code, terminal status of supervisor.json (`completed_prev`: it had finished before this command), reason."""
+    """How a run ended: exit code, terminal status of supervisor.json (`completed_prev`: it had
+    finished before this command), reason.
+    """
 
     exit_code: int
     status: str
@@ -82,7 +93,9 @@ def failed(error: EcrlError | OSError, say: Say) -> RunResult:
 
 
 def run(planned: RunPlan, context: RunContext) -> RunResult:
-    """Start or resume the planned run, or find it finished. Expected errors are returned as results, not raised."""
+    """Start or resume the planned run, or find it finished. Expected errors are returned as
+    results, not raised.
+    """
     try:
         return _run(planned, context)
     except EcrlError as error:
@@ -100,7 +113,8 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         check_run_dir(planned)
     if completed(layout) and not more:  # completed, but killed before metrics.json was written
         with run_lock(layout):
-            write_metrics(layout, load(layout))  # no seal: the records may have been changed since the run ended
+            # no seal: the records may have been changed since the run ended
+            write_metrics(layout, load(layout))
         return RunResult(0, "completed", TARGET_REACHED)
     if not planned.checked:
         prepare(planned.config.dataset, say)
@@ -113,15 +127,20 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
     if more:
         say(f"{layout.root}: {announcement(planned.config)}")
     if planned.asked_digest:
-        say(f"checkpoint.digest={planned.config.checkpoint.digest}, with which this run began, not {planned.asked_digest}")
+        say(
+            f"checkpoint.digest={planned.config.checkpoint.digest}, with which this run began, not"
+            f" {planned.asked_digest}"
+        )
     for line in describe(planned.failures):
         say(line)
     with tracked(planned.config, layout, say):
         try:
             record = _supervised(planned, context)
         except (Stopped, NoProgress, NoValidCheckpoint, StorageError):
-            if layout.config.exists():  # nothing is written into a directory that was removed meanwhile
-                end_run(layout, say)  # metrics and seal are written for an unfinished run too; reports never average it
+            # nothing is written into a directory that was removed meanwhile
+            if layout.config.exists():
+                # metrics and seal are written for an unfinished run too; reports never average it
+                end_run(layout, say)
             raise
         end_run(layout, say)
     return RunResult(0, record.terminal_status, record.reason)
@@ -131,27 +150,38 @@ def _supervised(planned: RunPlan, context: RunContext) -> SupervisorRecord:
     """Supervise the run in this process, or in a child process if the plan kills the supervisor."""
     config, layout, say = planned.config, planned.layout, context.say
     kept = supervisor_restarter.wanted(planned.failures)
-    launcher = None if kept else warm(context.launchers, planned, say)  # before the UI: an interrupt while it warms up leaves no bar behind
-    with sampled(layout.disk, config.supervision.disk_interval_s, say), scrubbed(layout, config, say):
+    # before the UI: an interrupt while it warms up leaves no bar behind
+    launcher = None if kept else warm(context.launchers, planned, say)
+    with (
+        sampled(layout.disk, config.supervision.disk_interval_s, say),
+        scrubbed(layout, config, say),
+    ):
         if kept:
             return supervisor_restarter.supervise_with_restarts(planned, say)
         return supervise(config, layout, context.show(config, layout, context.above), launcher)
 
 
 def refuse_held(layout: RunLayout) -> None:
-    """RunHeld, naming the holder, where another command is at work in the run directory: before anything is prepared or warmed up."""
+    """RunHeld, naming the holder, where another command is at work in the run directory: before
+    anything is prepared or warmed up.
+    """
     if held(layout):
         with run_lock(layout):  # refused, unless the other has just ended
             pass
 
 
 def warm(launchers: LauncherCache, planned: RunPlan, say: Say) -> Launcher:
-    """The launcher, warmed up. A warm-up of more than WORTH_SAYING_S is printed, because it counts towards no run's time."""
+    """The launcher, warmed up. A warm-up of more than WORTH_SAYING_S is printed, because it counts
+    towards no run's time.
+    """
     began = monotonic()
     launcher = launchers.of(planned.config, planned.failures)
     spent = monotonic() - began
     if spent > WORTH_SAYING_S:
-        say(f"{planned.config.supervision.launcher}: warm after {spent:.1f} s, which is on no run's clock")
+        say(
+            f"{planned.config.supervision.launcher}: warm after {spent:.1f} s, which is on no run's"
+            " clock"
+        )
     return launcher
 
 
@@ -172,7 +202,9 @@ def measured(layout: RunLayout) -> bool:
 
 
 def check_records(layout: RunLayout) -> None:
-    """RecordError if records of earlier attempts cannot be read: better now than after hours of training."""
+    """RecordError if records of earlier attempts cannot be read: better now than after hours of
+    training.
+    """
     for trouble in load(layout).unread:
         if trouble.path.startswith("logs/"):
             raise RecordError(trouble.path, trouble.reason, "restore the file or start a new run")
@@ -182,7 +214,11 @@ def init_run_dir(planned: RunPlan) -> None:
     """Write environment.json, failures.json and last config.json, which makes the folder a run."""
     layout = planned.layout
     make_durably(layout.root)
-    write_json(layout.environment, environment(layout.root) | ({RUNS_AT_ONCE: planned.runs_at_once} if planned.runs_at_once > 1 else {}))
+    write_json(
+        layout.environment,
+        environment(layout.root)
+        | ({RUNS_AT_ONCE: planned.runs_at_once} if planned.runs_at_once > 1 else {}),
+    )
     write_json(layout.failures, encode(planned.failures))
     write_run_config(layout, planned.config)
 
@@ -199,12 +235,15 @@ def make_durably(folder: Path) -> None:
     missing = [above for above in folder.absolute().parents if not above.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in (folder.absolute(), *missing):
-        with contextlib.suppress(PermissionError):  # a parent directory with execute but no read permission
+        # a parent directory with execute but no read permission
+        with contextlib.suppress(PermissionError):
             sync_directory(made.parent)
 
 
 def end_run(layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Write metrics and seal, unless another command has taken the run's lock meanwhile: it will write them at its own end."""
+    """Write metrics and seal, unless another command has taken the run's lock meanwhile: it will
+    write them at its own end.
+    """
     with contextlib.suppress(RunHeld), run_lock(layout):
         records = load(layout)
         write_metrics(layout, records)
@@ -216,11 +255,16 @@ def write_metrics(layout: RunLayout, records: RunRecords) -> None:
 
 
 def seal_run(layout: RunLayout, records: RunRecords, say: Callable[[str], None]) -> None:
-    """Write seal.json. A failure is printed, not raised: the run has ended all the same, and `ecrl verify` reports that it is not sealed."""
+    """Write seal.json. A failure is printed, not raised: the run has ended all the same, and `ecrl
+    verify` reports that it is not sealed.
+    """
     try:
         key = read_key(records.stored.config.seal.key_file, "seal.key_file")
         commits = {c.path: c.report.commit_sha256 or "" for c in on_disk(records, contents=False)}
         status = records.supervisor.terminal_status if records.supervisor else ""
         write_seal(layout, make_seal(layout, records.stored.run_id, status, commits, key))
     except (EcrlError, OSError) as error:
-        say(f"{layout.root.name}: not sealed ({error.line() if isinstance(error, EcrlError) else error})")
+        say(
+            f"{layout.root.name}: not sealed"
+            f" ({error.line() if isinstance(error, EcrlError) else error})"
+        )

@@ -1,7 +1,9 @@
-"""Runs of a sweep side by side, each in a process of its own: for sweeps whose times do not matter, because the runs disturb each other's.
+"""Runs of a sweep side by side, each in a process of its own: for sweeps whose times do not matter,
+because the runs disturb each other's.
 
-A run's process (`python -m ecrl_cli.runs.side_by_side RUN_DIR RUNS_AT_ONCE RESULT_FD`, the configuration on standard input) writes its RunResult to
-RESULT_FD. What it prints goes to a log file. Stop signals are forwarded to it, once; it is killed when the sweep's process dies.
+A run's process (`python -m ecrl_cli.runs.side_by_side RUN_DIR RUNS_AT_ONCE RESULT_FD`, the
+configuration on standard input) writes its RunResult to RESULT_FD. What it prints goes to a log
+file. Stop signals are forwarded to it, once; it is killed when the sweep's process dies.
 """
 
 from __future__ import annotations
@@ -39,11 +41,23 @@ class RunProcess:
         self._log = log
         self._read, write = os.pipe()
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", MODULE, str(plan.layout.root.absolute()), str(runs_at_once), str(write)]
+        command = [
+            sys.executable,
+            "-m",
+            MODULE,
+            str(plan.layout.root.absolute()),
+            str(runs_at_once),
+            str(write),
+        ]
         try:
             with log.open("ab") as output, held_back():
                 self._process = subprocess.Popen(
-                    with_pdeathsig(command), stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write,), process_group=0
+                    with_pdeathsig(command),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(write,),
+                    process_group=0,
                 )
         finally:
             os.close(write)
@@ -64,13 +78,20 @@ class RunProcess:
         code = self._process.wait()
         if message:
             return decode(RunResult, json.loads(message))
-        return RunResult(DEFECT, "failed", f"its process ended with {code} and without a result; see {self._log}")
+        return RunResult(
+            DEFECT, "failed", f"its process ended with {code} and without a result; see {self._log}"
+        )
 
 
 def sweep_side_by_side(
-    layout: SweepLayout, do: SweepPlan, begin: Callable[[str], RunProcess], progress: SweepProgress, runs_at_once: int
+    layout: SweepLayout,
+    do: SweepPlan,
+    begin: Callable[[str], RunProcess],
+    progress: SweepProgress,
+    runs_at_once: int,
 ) -> dict[str, RunResult]:
-    """Like `sweep`, with up to `runs_at_once` runs at a time. After a stop signal no run begins, and those at work stop in order.
+    """Like `sweep`, with up to `runs_at_once` runs at a time. After a stop signal no run begins,
+    and those at work stop in order.
 
     `begin` starts the process of a run; an expected error that it raises is the run's result.
     """
@@ -90,12 +111,19 @@ def sweep_side_by_side(
                         at_work[name] = begin(name)
                     except (EcrlError, OSError) as error:
                         record.ended(name, failed(error, progress.say))
-                ready, _, _ = select.select([*(process.fileno() for process in at_work.values()), stop.fileno()], [], [], 0 if not at_work else None)
+                ready, _, _ = select.select(
+                    [*(process.fileno() for process in at_work.values()), stop.fileno()],
+                    [],
+                    [],
+                    0 if not at_work else None,
+                )
                 for number in stop.received()[forwarded:]:
                     for process in at_work.values():
                         process.send(number)
                 forwarded = len(stop.received())
-                for name, process in [each for each in at_work.items() if each[1].fileno() in ready]:
+                for name, process in [
+                    each for each in at_work.items() if each[1].fileno() in ready
+                ]:
                     del at_work[name]
                     record.ended(name, process.result())
             stop.obeyed = any(result.stopped for result in record.results.values())

@@ -1,8 +1,9 @@
 """Restarts a supervisor that is killed by plan.
 
-The supervisor runs in a child process (`main`): `python -m ecrl_cli.runs.supervisor_restarter RUN_DIR RESULT_FD`, with the configuration on
-standard input; it writes an error to RESULT_FD. It is started again if a planned failure was injected and it ended as that failure kind ends a
-supervisor. Any other end is the end of the run.
+The supervisor runs in a child process (`main`): `python -m ecrl_cli.runs.supervisor_restarter
+RUN_DIR RESULT_FD`, with the configuration on standard input; it writes an error to RESULT_FD. It is
+started again if a planned failure was injected and it ended as that failure kind ends a supervisor.
+Any other end is the end of the run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ MODULE = "ecrl_cli.runs.supervisor_restarter"
 
 @dataclass(frozen=True)
 class SupervisorRun:
-    """How one supervisor process ended: `code` as in subprocess (negative: signal), `error` the EcrlError that it reported."""
+    """How one supervisor process ended: `code` as in subprocess (negative: signal), `error` the
+    EcrlError that it reported.
+    """
 
     code: int
     error: EcrlError | None
@@ -49,8 +52,8 @@ def wanted(failures: Iterable[PlannedFailure]) -> bool:
 
 
 def supervise_with_restarts(planned: RunPlan, say: Callable[[str], None]) -> SupervisorRecord:
-    """Like `supervise`, with as many supervisor processes as the plan needs. A stop signal is forwarded to the supervisor, and it is not
-    restarted.
+    """Like `supervise`, with as many supervisor processes as the plan needs. A stop signal is
+    forwarded to the supervisor, and it is not restarted.
     """
     layout, kinds = planned.layout, {entry.index: entry.kind for entry in planned.failures}
     stop = StopSignals()
@@ -60,10 +63,20 @@ def supervise_with_restarts(planned: RunPlan, say: Callable[[str], None]) -> Sup
                 before = fired_indices(layout)
                 ended = _run_supervisor(planned.config, layout, stop)
                 fired = {kinds[index] for index in fired_indices(layout) - before}
-                cause = next((kind for kind in sorted(fired) if fault_kind(kind).supervisor_exit == ended.code), None)
+                cause = next(
+                    (
+                        kind
+                        for kind in sorted(fired)
+                        if fault_kind(kind).supervisor_exit == ended.code
+                    ),
+                    None,
+                )
                 if cause is None or stop.received():
                     break
-                say(f"{layout.root.name}: the supervisor has ended of the planned failure {cause}; a new one goes on")
+                say(
+                    f"{layout.root.name}: the supervisor has ended of the planned failure {cause};"
+                    " a new one goes on"
+                )
         return _result(layout, ended, stop)
     finally:
         stop.pass_on()
@@ -76,7 +89,9 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
         try:
             with held_back():
                 process = subprocess.Popen(
-                    with_pdeathsig([sys.executable, "-m", MODULE, str(layout.root.absolute()), str(write)]),
+                    with_pdeathsig(
+                        [sys.executable, "-m", MODULE, str(layout.root.absolute()), str(write)]
+                    ),
                     stdin=subprocess.PIPE,
                     pass_fds=(write,),
                     process_group=0,  # Ctrl-C reaches only this process, which forwards it once
@@ -91,7 +106,9 @@ def _run_supervisor(config: RunConfig, layout: RunLayout, stop: StopSignals) -> 
 
 
 def _attend(process: subprocess.Popen[bytes], result: FileIO, stop: StopSignals) -> bytes:
-    """Forward stop signals until the supervisor has ended; returns what it wrote to the result pipe."""
+    """Forward stop signals until the supervisor has ended; returns what it wrote to the result
+    pipe.
+    """
     forwarded, message = 0, b""
     while True:
         ready, _, _ = select.select([result.fileno(), stop.fileno()], [], [])
@@ -123,8 +140,14 @@ def _result(layout: RunLayout, ended: SupervisorRun, stop: StopSignals) -> Super
         stop.obeyed = isinstance(ended.error, Stopped)
         raise ended.error
     record = read_record(layout)
-    if ended.code and record.terminal_status != "completed":  # completed: a signal arrived too late to stop the run and ended the process afterwards
-        raise EcrlError("supervision", f"the supervisor ended with {ended.code}", "the same command goes on with the run", code="died")
+    # completed: a signal arrived too late to stop the run and ended the process afterwards
+    if ended.code and record.terminal_status != "completed":
+        raise EcrlError(
+            "supervision",
+            f"the supervisor ended with {ended.code}",
+            "the same command goes on with the run",
+            code="died",
+        )
     return record
 
 

@@ -1,4 +1,6 @@
-"""Many runs one after the other: their order, a manifest of their status that is updated at every change, and progress for people."""
+"""Many runs one after the other: their order, a manifest of their status that is updated at every
+change, and progress for people.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,25 @@ class ManifestRow:
 
 def row(name: str, run: RunPlan) -> ManifestRow:
     """The manifest line of a run that has not started."""
-    return ManifestRow(name, run.run_id, suite_of(run.config), run.config.variant.name, str(run.config.seed))
+    return ManifestRow(
+        name, run.run_id, suite_of(run.config), run.config.variant.name, str(run.config.seed)
+    )
 
 
 class Manifest:
-    """manifest.csv, rewritten after every change. Lines of runs of earlier sweeps in the same folder are kept.
+    """manifest.csv, rewritten after every change. Lines of runs of earlier sweeps in the same
+    folder are kept.
 
-    Only the holder of the sweep's lock may create one: a run that an earlier sweep left as `running` was killed, and becomes `pending`.
+    Only the holder of the sweep's lock may create one: a run that an earlier sweep left as
+    `running` was killed, and becomes `pending`.
     """
 
     def __init__(self, path: Path, rows: Sequence[ManifestRow]) -> None:
         self._path = path
-        kept = {old.run: replace(old, status="pending") if old.status == "running" else old for old in read_manifest(path)}
+        kept = {
+            old.run: replace(old, status="pending") if old.status == "running" else old
+            for old in read_manifest(path)
+        }
         self._rows = {**kept, **{new.run: new for new in rows}}
         self._write()
 
@@ -78,27 +87,40 @@ def read_manifest(path: Path) -> list[ManifestRow]:
     if not path.exists():
         return []
     try:
-        return [ManifestRow(**line) for line in csv.DictReader(io.StringIO(read_whole(path).decode()), strict=True)]
+        return [
+            ManifestRow(**line)
+            for line in csv.DictReader(io.StringIO(read_whole(path).decode()), strict=True)
+        ]
     except (csv.Error, TypeError, ValueError) as error:
-        raise RecordError("manifest.csv", f"not a manifest ({error})", "restore the file or choose another run_dir") from error
+        raise RecordError(
+            "manifest.csv",
+            f"not a manifest ({error})",
+            "restore the file or choose another run_dir",
+        ) from error
 
 
 def fair_order(runs: Mapping[str, RunPlan]) -> list[str]:
     """The names in an order that is fair to the compared variants.
 
-    Runs that differ only in the variant form a block. The variant that goes first rotates from block to block, so that drift of the machine
-    affects all variants alike.
+    Runs that differ only in the variant form a block. The variant that goes first rotates from
+    block to block, so that drift of the machine affects all variants alike.
     """
     groups: dict[tuple[str, str, str, int], dict[str, RunConfig]] = {}
     for name, config in ((name, run.config) for name, run in runs.items()):
-        groups.setdefault((config.suite_name, config.dataset.name, config.model.name, config.seed), {})[name] = config
+        groups.setdefault(
+            (config.suite_name, config.dataset.name, config.model.name, config.seed), {}
+        )[name] = config
     blocks = [block for members in groups.values() for block in _blocks(members)]
-    return [name for turn, block in enumerate(blocks) for name in (*block[turn % len(block) :], *block[: turn % len(block)])]
+    return [
+        name
+        for turn, block in enumerate(blocks)
+        for name in (*block[turn % len(block) :], *block[: turn % len(block)])
+    ]
 
 
 def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
-    """Blocks of one suite and seed: runs that agree in every other swept key. A variant with a single run, which no other key varies, is in the
-    first block.
+    """Blocks of one suite and seed: runs that agree in every other swept key. A variant with a
+    single run, which no other key varies, is in the first block.
     """
     values = {name: dict(flat(encode(config))) for name, config in configs.items()}
     arms: dict[str, list[str]] = {}
@@ -112,7 +134,9 @@ def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
     blocks: dict[tuple[Any, ...], list[str]] = {}
     for name, config in configs.items():
         alone = len(arms[config.variant.name]) == 1
-        blocks.setdefault(() if alone else tuple(str(values[name].get(key)) for key in axes), []).append(name)
+        blocks.setdefault(
+            () if alone else tuple(str(values[name].get(key)) for key in axes), []
+        ).append(name)
     first = blocks.pop((), [])
     found = list(blocks.values()) or [[]]
     return [[*first, *found[0]], *found[1:]]
@@ -120,7 +144,8 @@ def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to do: its runs by name in starting order, and which of them are finished, with nothing left for `ecrl train` to do.
+    """What a sweep is to do: its runs by name in starting order, and which of them are finished,
+    with nothing left for `ecrl train` to do.
 
     `notes`: by name, how an existing run differs from what is started now.
     """
@@ -133,19 +158,26 @@ class SweepPlan:
 def todo(runs: Mapping[str, RunPlan], notes: Mapping[str, str]) -> SweepPlan:
     """The plan of a sweep, its runs in fair order."""
     ordered = {name: runs[name] for name in fair_order(runs)}
-    return SweepPlan(ordered, frozenset(name for name, run in runs.items() if is_finished(run.layout)), notes)
+    return SweepPlan(
+        ordered, frozenset(name for name, run in runs.items() if is_finished(run.layout)), notes
+    )
 
 
 def is_finished(run: RunLayout) -> bool:
-    """Whether the run is finished. False for damaged records: starting the run reports the error."""
+    """Whether the run is finished. False for damaged records: starting the run reports the
+    error.
+    """
     try:
         return finished(run)
     except EcrlError:
         return False
 
 
-def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], progress: SweepProgress) -> dict[str, RunResult]:
-    """Start each unfinished run in order and record how it ended. A failed run does not end the sweep; a stop signal does.
+def sweep(
+    layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult], progress: SweepProgress
+) -> dict[str, RunResult]:
+    """Start each unfinished run in order and record how it ended. A failed run does not end the
+    sweep; a stop signal does.
 
     RunHeld (exit 8) if another sweep holds the folder's lock.
     """
@@ -166,7 +198,8 @@ def sweep(layout: SweepLayout, do: SweepPlan, start: Callable[[str], RunResult],
 
 
 class SweepRecord:
-    """What is known of a sweep's runs: `results` by name; the manifest, rewritten at every change; the progress.
+    """What is known of a sweep's runs: `results` by name; the manifest, rewritten at every change;
+    the progress.
 
     Only the holder of the sweep's lock may create one.
     """
@@ -174,8 +207,13 @@ class SweepRecord:
     def __init__(self, layout: SweepLayout, do: SweepPlan, progress: SweepProgress) -> None:
         self._do, self._progress = do, progress
         self.results = {name: FINISHED for name in do.runs if name in do.finished}
-        noted = [replace(row(name, run), reason=do.notes.get(name, "")) for name, run in do.runs.items()]
-        self._manifest = Manifest(layout.manifest, [replace(r, status="completed_prev") if r.run in self.results else r for r in noted])
+        noted = [
+            replace(row(name, run), reason=do.notes.get(name, "")) for name, run in do.runs.items()
+        ]
+        self._manifest = Manifest(
+            layout.manifest,
+            [replace(r, status="completed_prev") if r.run in self.results else r for r in noted],
+        )
 
     def began(self, name: str) -> None:
         self._manifest.record(name, "running", self._do.notes.get(name, ""))
@@ -183,7 +221,11 @@ class SweepRecord:
 
     def ended(self, name: str, result: RunResult) -> None:
         self.results[name] = result
-        self._manifest.record(name, status(result), self._do.notes.get(name, "") if result.exit_code == 0 else result.reason)
+        self._manifest.record(
+            name,
+            status(result),
+            self._do.notes.get(name, "") if result.exit_code == 0 else result.reason,
+        )
         self._progress.ended(name, status(result))
 
     def in_order(self) -> dict[str, RunResult]:
@@ -201,23 +243,42 @@ def status(result: RunResult) -> str:
 
 
 def exit_code(results: dict[str, RunResult]) -> int:
-    """0 if every run ended well, else that of the first that did not; a stop (130, 143) comes before all others."""
+    """0 if every run ended well, else that of the first that did not; a stop (130, 143) comes
+    before all others.
+    """
     codes = [result.exit_code for result in results.values()]
-    return next((code for code in codes if code in STOPPED), next((code for code in codes if code), 0))
+    return next(
+        (code for code in codes if code in STOPPED), next((code for code in codes if code), 0)
+    )
 
 
 KINDS = ("done", "running", "failed", "left")
-_KIND = {"completed": "done", "completed_prev": "done", "running": "running", "failed": "failed", "pending": "left"}
+_KIND = {
+    "completed": "done",
+    "completed_prev": "done",
+    "running": "running",
+    "failed": "failed",
+    "pending": "left",
+}
 
 
 class SweepProgress:
-    """Counts runs by status, and says a line after each. The time left is the estimate for the remaining runs, scaled by how the finished runs
-    compare with theirs, and shared by `runs_at_once`.
+    """Counts runs by status, and says a line after each. The time left is the estimate for the
+    remaining runs, scaled by how the finished runs compare with theirs, and shared by
+    `runs_at_once`.
     """
 
-    def __init__(self, do: SweepPlan, say: Callable[[str], None], now: Callable[[], float] = monotonic, runs_at_once: int = 1) -> None:
+    def __init__(
+        self,
+        do: SweepPlan,
+        say: Callable[[str], None],
+        now: Callable[[], float] = monotonic,
+        runs_at_once: int = 1,
+    ) -> None:
         self._runs, self.say, self._now, self._runs_at_once = do.runs, say, now, runs_at_once
-        self._status = {name: "completed_prev" if name in do.finished else "pending" for name in do.runs}
+        self._status = {
+            name: "completed_prev" if name in do.finished else "pending" for name in do.runs
+        }
         self._began: dict[str, float] = {}  # the runs at work
         self._expected = self._spent = 0.0
 
@@ -234,26 +295,41 @@ class SweepProgress:
 
     def counts(self, suite: str | None = None) -> dict[str, int]:
         """Number of runs of each of KINDS, in one suite or in all."""
-        states = [_KIND[s] for name, s in self._status.items() if suite in (None, self._runs[name].config.suite_name)]
+        states = [
+            _KIND[s]
+            for name, s in self._status.items()
+            if suite in (None, self._runs[name].config.suite_name)
+        ]
         return {kind: states.count(kind) for kind in KINDS}
 
     def seconds_left(self) -> float | None:
         """Estimated seconds left; None until a first run has completed."""
         if not self._expected:
             return None
-        ahead = sum(self._runs[name].estimate_s for name, s in self._status.items() if s in ("pending", "running"))
+        ahead = sum(
+            self._runs[name].estimate_s
+            for name, s in self._status.items()
+            if s in ("pending", "running")
+        )
         since = sum(self._now() - began for began in self._began.values())
         return max(0.0, ahead * self._spent / self._expected - since) / self._runs_at_once
 
     def line(self) -> str:
         """`sweep: 12 of 72 done, 1 failed, about 9 min left`."""
         counts, left = self.counts(), self.seconds_left()
-        rest = "" if left is None or counts["done"] + counts["failed"] == len(self._runs) else f", about {human_seconds(left)} left"
+        rest = (
+            ""
+            if left is None or counts["done"] + counts["failed"] == len(self._runs)
+            else f", about {human_seconds(left)} left"
+        )
         return f"sweep: {counts['done']} of {len(self._runs)} done, {counts['failed']} failed{rest}"
 
     def table(self) -> RenderableType:
         """The line, and a table with one row per suite."""
         made = Table("suite", *KINDS, box=None, pad_edge=False)
         for suite in dict.fromkeys(run.config.suite_name for run in self._runs.values()):
-            made.add_row(suite or "(no suite)", *(str(count) if count else "" for count in self.counts(suite).values()))
+            made.add_row(
+                suite or "(no suite)",
+                *(str(count) if count else "" for count in self.counts(suite).values()),
+            )
         return Group(Text(self.line(), style="bold"), made)

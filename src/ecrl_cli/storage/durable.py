@@ -1,4 +1,6 @@
-"""The only calls of fsync and rename in ECRL. Raise OSError; nothing is retried, least of all a failed sync: the data may be lost."""
+"""The only calls of fsync and rename in ECRL. Raise OSError; nothing is retried, least of all a
+failed sync: the data may be lost.
+"""
 
 # ruff: noqa: PTH104
 from __future__ import annotations
@@ -33,10 +35,15 @@ def rename_over(source: Path, target: Path) -> None:
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Renames without overwriting. On file systems without RENAME_NOREPLACE (EINVAL) it checks first, which is safe with one writer only."""
+    """Renames without overwriting. On file systems without RENAME_NOREPLACE (EINVAL) it checks
+    first, which is safe with one writer only.
+    """
     call = getattr(_LIBC, "renameat2", None)
     if call is not None:
-        if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        if (
+            call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE)
+            == 0
+        ):
             return
         number = ctypes.get_errno()
         if number not in (errno.EINVAL, errno.ENOSYS):

@@ -1,7 +1,8 @@
-"""A back end whose n-th call fails, once or from then on; every other call is passed on to the wrapped back end.
+"""A back end whose n-th call fails, once or from then on; every other call is passed on to the
+wrapped back end.
 
-A fault leaves what Linux leaves: a failed call changes nothing, a failed close has closed, and after a failed sync the pages are clean
-and their data may be lost (a wrapped ModelFs drops it).
+A fault leaves what Linux leaves: a failed call changes nothing, a failed close has closed, and
+after a failed sync the pages are clean and their data may be lost (a wrapped ModelFs drops it).
 """
 
 from __future__ import annotations
@@ -24,7 +25,22 @@ T = TypeVar("T")
 
 # The calls that a fault may be limited to. `fsyncdir` opens the directory and syncs it.
 SCOPES: dict[str, tuple[str, ...]] = {
-    "any": ("mkdir", "create", "open", "write", "read", "fsync", "fsyncdir", "close", "rename", "symlink", "unlink", "rmdir", "list", "stat"),
+    "any": (
+        "mkdir",
+        "create",
+        "open",
+        "write",
+        "read",
+        "fsync",
+        "fsyncdir",
+        "close",
+        "rename",
+        "symlink",
+        "unlink",
+        "rmdir",
+        "list",
+        "stat",
+    ),
     "write": ("write",),
     "sync": ("fsync", "fsyncdir"),
     "open": ("create", "open", "fsyncdir", "list"),
@@ -42,7 +58,9 @@ class TooManyCalls(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: the name of an errno, SHORT or ZERO. The `at`-th call (from 1) in `scope` fails with it; with `sticky`, all later ones too."""
+    """`kind`: the name of an errno, SHORT or ZERO. The `at`-th call (from 1) in `scope` fails with
+    it; with `sticky`, all later ones too.
+    """
 
     kind: str
     at: int
@@ -52,7 +70,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class InjectedError:
-    """A call that failed by injection; `written`: its path was opened for creation through this back end."""
+    """A call that failed by injection; `written`: its path was opened for creation through this
+    back end.
+    """
 
     call: str
     path: Path
@@ -64,7 +84,9 @@ _CALLS = {"read_at": "read", "listdir": "list", "fstat": "stat"}
 
 
 class FaultyFs(FsWrapper):
-    """`fault` None: nothing fails. `calls` counts the calls in all scopes; `injected` lists those that failed."""
+    """`fault` None: nothing fails. `calls` counts the calls in all scopes; `injected` lists those
+    that failed.
+    """
 
     def __init__(self, behind: Fs, limit: int = 100_000) -> None:
         super().__init__(behind)
@@ -79,7 +101,9 @@ class FaultyFs(FsWrapper):
         self._written: set[Path] = set()
 
     def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
-        """Passes the call on, or fails it. Calls in _OWN_WAYS are overridden and fail in their own ways."""
+        """Passes the call on, or fails it. Calls in _OWN_WAYS are overridden and fail in their own
+        ways.
+        """
         if call not in _OWN_WAYS:
             self._pass(_CALLS.get(call, call), path)
         return act()
@@ -138,7 +162,9 @@ class FaultyFs(FsWrapper):
         if self.fault is None or call not in SCOPES[self.fault.scope]:
             return ""
         self._in_scope += 1
-        if self._in_scope < self.fault.at or (self._in_scope > self.fault.at and not self.fault.sticky):
+        if self._in_scope < self.fault.at or (
+            self._in_scope > self.fault.at and not self.fault.sticky
+        ):
             return ""
         self.injected.append(InjectedError(call, path, path in self._written))
         return self.fault.kind

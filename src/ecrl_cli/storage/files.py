@@ -20,7 +20,8 @@ def sync_directory(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replaces `path` by `data` with one rename: a reader sees the old bytes or the new, never a mixture.
+    """Replaces `path` by `data` with one rename: a reader sees the old bytes or the new, never a
+    mixture.
 
     With `durable` the bytes and the name survive a power loss once this returns.
     """
@@ -28,13 +29,16 @@ def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Writes `value` as indented JSON with `write_whole`. Non-finite numbers are written as Python does (NaN), not rejected."""
+    """Writes `value` as indented JSON with `write_whole`. Non-finite numbers are written as Python
+    does (NaN), not rejected.
+    """
     text = json.dumps(value, indent=2)
     write_whole(path, (text + "\n").encode(), durable=durable)
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Creates `path` durably with all of `data`, or returns False where it exists: a claim that holds across processes (as far as `rename_new` does).
+    """Creates `path` durably with all of `data`, or returns False where it exists: a claim that
+    holds across processes (as far as `rename_new` does).
 
     A process killed on the way has claimed nothing: the name never exists without its content.
     """

@@ -1,8 +1,10 @@
-"""The file-system interface of the checkpoint store: a few calls on raw file descriptors; every error is a StorageError with its errno.
+"""The file-system interface of the checkpoint store: a few calls on raw file descriptors; every
+error is a StorageError with its errno.
 
-The store uses nothing else, so that a test or a study can record the calls, fail the n-th one, or keep the files in memory.
-Rules: `close` syncs nothing; data and names are separate (`fsync` makes bytes durable, `fsyncdir` names); nothing is retried
-(Python itself repeats a call that a signal interrupted), least of all a failed sync: the data may be lost.
+The store uses nothing else, so that a test or a study can record the calls, fail the n-th one, or
+keep the files in memory. Rules: `close` syncs nothing; data and names are separate (`fsync` makes
+bytes durable, `fsyncdir` names); nothing is retried (Python itself repeats a call that a signal
+interrupted), least of all a failed sync: the data may be lost.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH108, PTH208, PTH211
@@ -28,7 +30,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Fs(Protocol):
-    """The interface of a back end. Descriptors are integers that are valid in that back end only."""
+    """The interface of a back end. Descriptors are integers that are valid in that back end
+    only.
+    """
 
     def mkdir(self, path: Path) -> None: ...
     def open(self, path: Path, flags: int) -> int: ...

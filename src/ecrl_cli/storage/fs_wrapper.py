@@ -1,4 +1,6 @@
-"""Back ends that wrap another one: the base class that passes every call on, one that sends heartbeats, and one with a limited bandwidth."""
+"""Back ends that wrap another one: the base class that passes every call on, one that sends
+heartbeats, and one with a limited bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ PIECE = 2**20  # bytes per throttled write call: small enough for an even rate
 
 
 class FsWrapper:
-    """Passes every call on to `behind`. Override a call to change it, or `around` to act on all. `open_files`: paths of the open descriptors."""
+    """Passes every call on to `behind`. Override a call to change it, or `around` to act on all.
+    `open_files`: paths of the open descriptors.
+    """
 
     def __init__(self, behind: Fs) -> None:
         self.behind = behind
         self.open_files: dict[int, Path] = {}
 
     def around(self, call: str, path: Path, act: Callable[[], T]) -> T:
-        """Every call passes through here: its name, its path (of a rename the target), and the function that performs it."""
+        """Every call passes through here: its name, its path (of a rename the target), and the
+        function that performs it.
+        """
         return act()
 
     def path_of(self, fd: int) -> Path:
@@ -50,7 +56,9 @@ class FsWrapper:
         return self.around("write", self.path_of(fd), lambda: self.behind.write(fd, data))
 
     def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
-        return self.around("read_at", self.path_of(fd), lambda: self.behind.read_at(fd, buffer, offset))
+        return self.around(
+            "read_at", self.path_of(fd), lambda: self.behind.read_at(fd, buffer, offset)
+        )
 
     def fsync(self, fd: int) -> None:
         self.around("fsync", self.path_of(fd), lambda: self.behind.fsync(fd))
@@ -99,7 +107,9 @@ class HeartbeatFs(FsWrapper):
 
 
 class ThrottledFs(FsWrapper):
-    """Writes at most `bytes_per_s`, over all files and threads; reads, syncs and name operations are not throttled."""
+    """Writes at most `bytes_per_s`, over all files and threads; reads, syncs and name operations
+    are not throttled.
+    """
 
     def __init__(self, bytes_per_s: float) -> None:
         super().__init__(PosixFs())

@@ -1,6 +1,8 @@
-"""A file system in memory: its inodes and paths, the durable part of its contents, and a log of every call that changed something.
+"""A file system in memory: its inodes and paths, the durable part of its contents, and a log of
+every call that changed something.
 
-From the log a study derives what a power loss may leave. Errors carry the errno that Linux gives (a test compares the two).
+From the log a study derives what a power loss may leave. Errors carry the errno that Linux gives (a
+test compares the two).
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ class InodeTree:
         """The directory that holds `path`, and the name in it ("" for the mount itself)."""
         if "\0" in str(path):
             raise refused(call, repr(str(path)), errno.EINVAL)
-        parts = path.parts[len(self.mount.parts) :] if path.parts[: len(self.mount.parts)] == self.mount.parts else None
+        parts = (
+            path.parts[len(self.mount.parts) :]
+            if path.parts[: len(self.mount.parts)] == self.mount.parts
+            else None
+        )
         if parts is None:
             raise refused(call, path, errno.ENOENT)
         folder = ROOT
@@ -82,7 +88,9 @@ class InodeTree:
     def _child(self, folder: int, name: str) -> int | None:
         return self._folder(folder).names.get(name) if name else folder
 
-    def _follow(self, call: str, path: object, folder: int, number: int | None, depth: int = 0) -> int:
+    def _follow(
+        self, call: str, path: object, folder: int, number: int | None, depth: int = 0
+    ) -> int:
         """The inode after following symlinks; `folder` is the directory of the first link."""
         if number is None:
             raise refused(call, path, errno.ENOENT)
@@ -94,7 +102,9 @@ class InodeTree:
         place, name = self._named(call, path, folder, node, depth)
         return self._follow(call, path, place, self._child(place, name), depth + 1)
 
-    def _named(self, call: str, path: object, folder: int, link: Link, depth: int) -> tuple[int, str]:
+    def _named(
+        self, call: str, path: object, folder: int, link: Link, depth: int
+    ) -> tuple[int, str]:
         """The directory and name that `link` (in `folder`) points to; the name need not exist."""
         if link.target.startswith("/"):
             return self._place(call, Path(link.target))
@@ -105,8 +115,12 @@ class InodeTree:
                 raise refused(call, path, errno.ENOTDIR)
         return folder, name
 
-    def _behind(self, call: str, path: object, folder: int, name: str, depth: int = 0) -> tuple[int, str]:
-        """Resolves `name` in `folder` through symlinks to the directory and name where O_CREAT makes the file."""
+    def _behind(
+        self, call: str, path: object, folder: int, name: str, depth: int = 0
+    ) -> tuple[int, str]:
+        """Resolves `name` in `folder` through symlinks to the directory and name where O_CREAT
+        makes the file.
+        """
         number = self._child(folder, name)
         node = None if number is None else self.nodes[number]
         if not isinstance(node, Link):
@@ -123,7 +137,9 @@ class InodeTree:
         return folder, name, number
 
     def _rename_error(self, moved: int, there: int | None, old: int, new: int) -> int:
-        """The errno with which Linux refuses to rename `moved` (in directory `old`) over `there` (in directory `new`); 0 where it allows it."""
+        """The errno with which Linux refuses to rename `moved` (in directory `old`) over `there`
+        (in directory `new`); 0 where it allows it.
+        """
         if self._holds(moved, new):
             return errno.EINVAL
         if there is None or there == moved:
@@ -132,21 +148,40 @@ class InodeTree:
             return errno.ENOTEMPTY
         source, target = self.nodes[moved], self.nodes[there]
         if isinstance(target, Folder):
-            return 0 if isinstance(source, Folder) and not target.names else errno.ENOTEMPTY if isinstance(source, Folder) else errno.EISDIR
+            return (
+                0
+                if isinstance(source, Folder) and not target.names
+                else errno.ENOTEMPTY
+                if isinstance(source, Folder)
+                else errno.EISDIR
+            )
         return errno.ENOTDIR if isinstance(source, Folder) else 0
 
     def _holds(self, number: int, inner: int) -> bool:
         """Whether `inner` is the directory `number` or lies below it."""
         node = self.nodes[number]
-        return number == inner or (isinstance(node, Folder) and any(self._holds(below, inner) for below in node.names.values()))
+        return number == inner or (
+            isinstance(node, Folder)
+            and any(self._holds(below, inner) for below in node.names.values())
+        )
 
     def _stat(self, number: int) -> os.stat_result:
         node = self.nodes[number]
-        kind, size = (stat.S_IFREG | 0o600, len(node.data)) if isinstance(node, File) else (stat.S_IFDIR | 0o700, 4096)
+        kind, size = (
+            (stat.S_IFREG | 0o600, len(node.data))
+            if isinstance(node, File)
+            else (stat.S_IFDIR | 0o700, 4096)
+        )
         if isinstance(node, Link):
             kind, size = stat.S_IFLNK | 0o777, len(os.fsencode(node.target))
-        links = 1 if not isinstance(node, Folder) else 2 + sum(isinstance(self.nodes[below], Folder) for below in node.names.values())
-        return os.stat_result((kind, number + 1, _DEVICE, links, os.geteuid(), os.getegid(), size, 0, 0, 0))
+        links = (
+            1
+            if not isinstance(node, Folder)
+            else 2 + sum(isinstance(self.nodes[below], Folder) for below in node.names.values())
+        )
+        return os.stat_result(
+            (kind, number + 1, _DEVICE, links, os.geteuid(), os.getegid(), size, 0, 0, 0)
+        )
 
     def _file(self, number: int) -> File:
         node = self.nodes[number]
@@ -165,10 +200,12 @@ def refused(call: str, path: object, number: int) -> StorageError:
 
 @dataclass(frozen=True)
 class FsOp:
-    """A logged change: mkdir, create, symlink, unlink, rmdir and rename change the names of a directory; write, truncate and drop
-    (a failed sync) the bytes of a node; fsync and fsyncdir make bytes and names durable.
+    """A logged change: mkdir, create, symlink, unlink, rmdir and rename change the names of a
+    directory; write, truncate and drop (a failed sync) the bytes of a node; fsync and fsyncdir make
+    bytes and names durable.
 
-    `node`: the node affected. `folder`, `name`: its directory and name. `target`: new directory and name of a rename. `data` was written at `offset`.
+    `node`: the node affected. `folder`, `name`: its directory and name. `target`: new directory and
+    name of a rename. `data` was written at `offset`.
     """
 
     kind: str
@@ -188,7 +225,9 @@ class _Open:
 
 
 class ModelFs(InodeTree):
-    """All paths are under `mount`. `log` lists every change; `refuse_sync` is the errno with which the next fsync of a file fails (0: none)."""
+    """All paths are under `mount`. `log` lists every change; `refuse_sync` is the errno with which
+    the next fsync of a file fails (0: none).
+    """
 
     def __init__(self, mount: Path, tree: Mapping[str, Tree] | None = None) -> None:
         super().__init__(mount, tree or {})

@@ -1,4 +1,6 @@
-"""How the store writes new files: whole, durable as the write mode says, with direct I/O where that helps."""
+"""How the store writes new files: whole, durable as the write mode says, with direct I/O where that
+helps.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Buffer, Fs
 
 BLOCK = 4096  # direct I/O needs offsets, lengths and addresses that are multiples of this
-CHUNK = 32 * 2**20  # bytes per write call: between two calls the disk waits for this thread, which shares the interpreter with those that hash
+# bytes per write call: between two calls the disk waits for this thread, which shares the
+# interpreter with those that hash
+CHUNK = 32 * 2**20
 TEMPORARY = ".tmp_"  # prefix of the temporary file until the rename
 DIRECT_FROM = 2**20  # smaller files are not worth direct I/O
 
 
 @dataclass(frozen=True)
 class WriteMode:
-    """Three booleans: sync the files, install by rename, sync the directories. See docs/decisions/write-modes.md."""
+    """Three booleans: sync the files, install by rename, sync the directories. See
+    docs/decisions/write-modes.md.
+    """
 
     sync_files: bool = True
     atomic: bool = True
@@ -37,8 +43,9 @@ def write_new(fs: Fs, path: Path, data: Buffer, mode: WriteMode) -> None:
 def half_written(fs: Fs, path: Path, data: Buffer, mode: WriteMode) -> Iterator[None]:
     """Creates `path` with the first half of `data`; the rest is written on leaving the context.
 
-    Direct I/O is used for synced files of DIRECT_FROM bytes or more; where the file system refuses it (EINVAL), the write is buffered.
-    The last partial block always is: it ends the file without padding.
+    Direct I/O is used for synced files of DIRECT_FROM bytes or more; where the file system refuses
+    it (EINVAL), the write is buffered. The last partial block always is: it ends the file without
+    padding.
     """
     view = memoryview(data).cast("B")
     fd = fs.open(path, CREATE)
@@ -80,7 +87,8 @@ def _write_body(fs: Fs, fd: int, view: memoryview, direct: bool) -> bool:
 
 
 def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
-    """Replaces `path` by `data` with a rename, whatever the mode: a reader sees the old bytes or the new.
+    """Replaces `path` by `data` with a rename, whatever the mode: a reader sees the old bytes or
+    the new.
 
     The name is durable only after the caller has synced the directory.
     """
@@ -90,7 +98,9 @@ def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
 
 @contextmanager
 def ready_to_replace(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> Iterator[None]:
-    """As `replace_small`: the new bytes are written under another name, and renamed on leaving the context."""
+    """As `replace_small`: the new bytes are written under another name, and renamed on leaving the
+    context.
+    """
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):
         write_new(fs, temporary, data, mode)

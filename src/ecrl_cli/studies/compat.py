@@ -1,4 +1,6 @@
-"""`compat`: checkpoints of every released format version are read bit for bit; unknown versions are rejected by name without being read."""
+"""`compat`: checkpoints of every released format version are read bit for bit; unknown versions are
+rejected by name without being read.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Edit = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Variant:
-    """A golden checkpoint changed by `edit` with all hashes updated: `layer` rejects it, and `says` is the expected reason and advice."""
+    """A golden checkpoint changed by `edit` with all hashes updated: `layer` rejects it, and `says`
+    is the expected reason and advice.
+    """
 
     edit: Edit
     layer: str
@@ -40,12 +44,18 @@ class Variant:
 
 
 def version(value: object, *says: str) -> Variant:
-    return Variant(lambda records: records["manifest"].update(schema_version=value), "manifest", ("format", *says))
+    return Variant(
+        lambda records: records["manifest"].update(schema_version=value),
+        "manifest",
+        ("format", *says),
+    )
 
 
 def unknown(layer: str, *path: str) -> Variant:
     """Add a key that no format has to the object at `path` ("*": its first entry)."""
-    return Variant(lambda records: _at(records, path).update(colour="red"), layer, ("has no field 'colour'",))
+    return Variant(
+        lambda records: _at(records, path).update(colour="red"), layer, ("has no field 'colour'",)
+    )
 
 
 def lacking(layer: str, key: str, *path: str) -> Variant:
@@ -70,10 +80,16 @@ VARIANTS: dict[str, Variant] = {
     "a version with a fraction": version(1.5, "format 1.5", f"reads {READS}"),
     "a whole version as a float": version(float(FORMAT_VERSION), f"format {float(FORMAT_VERSION)}"),
     "no digest": lacking("manifest", "digest", "manifest"),
-    "a digest that nobody knows": Variant(lambda records: records["manifest"].update(digest="md5"), "manifest", ("'md5'", "blake3 and sha256")),
+    "a digest that nobody knows": Variant(
+        lambda records: records["manifest"].update(digest="md5"),
+        "manifest",
+        ("'md5'", "blake3 and sha256"),
+    ),
     "a version in quotes": version(str(FORMAT_VERSION), f"format '{FORMAT_VERSION}'"),
     "a version that is true": version(True, "format True"),
-    "no version": Variant(lambda records: records["manifest"].pop("schema_version"), "manifest", ("format None",)),
+    "no version": Variant(
+        lambda records: records["manifest"].pop("schema_version"), "manifest", ("format None",)
+    ),
     "unknown key in MANIFEST": unknown("manifest", "manifest"),
     "unknown key in a part": unknown("manifest", "manifest", "parts", "*"),
     "unknown key in a tensor": unknown("manifest", *_TENSOR),
@@ -83,7 +99,9 @@ VARIANTS: dict[str, Variant] = {
     "key missing in a tensor": lacking("manifest", "shape", *_TENSOR),
     "key missing in COMMIT": lacking("commit", "prev_commit_sha256", "commit"),
     "the next version with keys of its own": Variant(
-        lambda records: records["manifest"].update(schema_version=FORMAT_VERSION + 1, colour="red"), "manifest", (str(FORMAT_VERSION + 1), "upgrade")
+        lambda records: records["manifest"].update(schema_version=FORMAT_VERSION + 1, colour="red"),
+        "manifest",
+        (str(FORMAT_VERSION + 1), "upgrade"),
     ),
 }
 
@@ -91,13 +109,20 @@ VARIANTS: dict[str, Variant] = {
 def _golden(context: StudyContext) -> list[Trial]:
     """One trial per golden checkpoint."""
     folders = sorted(path.name for path in GOLDEN.glob("v*"))
-    return [Trial(f"golden/{name}/{layout}", {"arm": "golden", "version": name, "layout": layout}) for name in folders for layout in LAYOUTS]
+    return [
+        Trial(f"golden/{name}/{layout}", {"arm": "golden", "version": name, "layout": layout})
+        for name in folders
+        for layout in LAYOUTS
+    ]
 
 
 def _changed(context: StudyContext) -> list[Trial]:
     """Every variant of each layout of the current version."""
     return [
-        Trial(f"refused/{layout}/{name.replace(' ', '_')}", {"arm": "refused", "layout": layout, "what": name})
+        Trial(
+            f"refused/{layout}/{name.replace(' ', '_')}",
+            {"arm": "refused", "layout": layout, "what": name},
+        )
         for layout in LAYOUTS
         for name in VARIANTS
     ]
@@ -105,8 +130,9 @@ def _changed(context: StudyContext) -> list[Trial]:
 
 @contextmanager
 def _copied(context: StudyContext, trial: Trial) -> Iterator[tuple[Path, Path]]:
-    """The golden folder of the trial's version, and a copy of its checkpoint: an installer may hard-link package files, and files with two names
-    are rejected."""
+    """The golden folder of the trial's version, and a copy of its checkpoint: an installer may
+    hard-link package files, and files with two names are rejected.
+    """
     root, layout = context.scratch / "checkpoints", str(trial.facts["layout"])
     folder = GOLDEN / str(trial.facts.get("version", f"v{FORMAT_VERSION}"))
     shutil.copytree(folder / layout, root)
@@ -118,7 +144,11 @@ def _copied(context: StudyContext, trial: Trial) -> Iterator[tuple[Path, Path]]:
 
 def _read_golden(context: StudyContext, trial: Trial) -> dict[str, Any]:
     with _copied(context, trial) as (folder, path):
-        return _read(path, json.loads((folder / EXPECTED).read_text(encoding="utf-8")), str(trial.facts["layout"]))
+        return _read(
+            path,
+            json.loads((folder / EXPECTED).read_text(encoding="utf-8")),
+            str(trial.facts["layout"]),
+        )
 
 
 def _read_changed(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -127,22 +157,34 @@ def _read_changed(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
-    """The integrity check accepts it under its commit, and the loaded content matches what was saved, digest by digest."""
+    """The integrity check accepts it under its commit, and the loaded content matches what was
+    saved, digest by digest.
+    """
     report = verify_checkpoint(path)
     found: dict[str, Any] = {}
     wrong = report.reason
     if report.ok:
         try:
             found, train = _loaded(path)
-            wrong = _difference(found, expected["tensors"]) or ("" if train == expected["train"] else "train.json says something else")
+            wrong = _difference(found, expected["tensors"]) or (
+                "" if train == expected["train"] else "train.json says something else"
+            )
         except StorageError as error:
             wrong = error.line()
-        wrong = wrong or ("" if report.commit_sha256 == expected["commits"][layout] else "another commit")
-    return {"outcome": "new" if not wrong else "detected" if not report.ok else "silent_wrong", "tensors": len(found), "wrong": wrong}
+        wrong = wrong or (
+            "" if report.commit_sha256 == expected["commits"][layout] else "another commit"
+        )
+    return {
+        "outcome": "new" if not wrong else "detected" if not report.ok else "silent_wrong",
+        "tensors": len(found),
+        "wrong": wrong,
+    }
 
 
 def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `ecrl train` would restore: type, shape and digest of the bytes by tensor; and train.json."""
+    """What `ecrl train` would restore: type, shape and digest of the bytes by tensor; and
+    train.json.
+    """
     import torch
 
     from ecrl_cli.checkpoint.capture.loading import load_checkpoint
@@ -151,14 +193,24 @@ def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     loaded = load_checkpoint(path)
     found = {}
     for name, tensor in loaded.tensors.items():
-        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        raw = (
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b""
+        )
         shape = tuple(tensor.shape)
-        found[name] = [str(tensor.dtype), list(shape), tensor_digest(str(tensor.dtype), shape, raw, loaded.manifest.digest)]
+        found[name] = [
+            str(tensor.dtype),
+            list(shape),
+            tensor_digest(str(tensor.dtype), shape, raw, loaded.manifest.digest),
+        ]
     return found, loaded.train
 
 
 def _difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
-    different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    different = sorted(
+        name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+    )
     return f"{different[0]} is not what was saved" if different else ""
 
 
@@ -176,15 +228,25 @@ class _Watching(FsWrapper):
 
 
 def _refused(path: Path, variant: Variant) -> dict[str, Any]:
-    """The changed checkpoint must be rejected by integrity check and loader, from its records alone."""
+    """The changed checkpoint must be rejected by integrity check and loader, from its records
+    alone.
+    """
     _rewrite(path, variant.edit)
     fs = _Watching()
     try:
         report = verify_checkpoint(path, fs=fs)
     except Exception as error:  # the integrity check promises never to raise
-        return {"outcome": "untyped", "as_expected": False, "layer": "", "reason": f"{type(error).__name__}: {error}", "opened": sorted(fs.opened)}
+        return {
+            "outcome": "untyped",
+            "as_expected": False,
+            "layer": "",
+            "reason": f"{type(error).__name__}: {error}",
+            "opened": sorted(fs.opened),
+        }
     read = sorted(fs.opened - {COMMIT, MANIFEST, path.with_suffix(".json").name})
-    as_expected = report.layer == variant.layer and all(text in report.reason for text in variant.says)
+    as_expected = report.layer == variant.layer and all(
+        text in report.reason for text in variant.says
+    )
     found = {"layer": report.layer, "reason": report.reason, "opened": read}
     return {
         "outcome": "silent_wrong" if report.ok else "detected",
@@ -211,19 +273,28 @@ def _rewrite(path: Path, edit: Edit) -> None:
         sidecar.write_bytes(canonical_json(records))
         return
     names = {"manifest": MANIFEST, "commit": COMMIT}
-    records = _edited({key: json.loads((path / name).read_bytes()) for key, name in names.items()}, edit)
+    records = _edited(
+        {key: json.loads((path / name).read_bytes()) for key, name in names.items()}, edit
+    )
     for key, name in names.items():
         (path / name).write_bytes(canonical_json(records[key]))
 
 
 def _edited(records: dict[str, Any], edit: Edit) -> dict[str, Any]:
     edit(records)
-    return records | {"commit": sealed(records["commit"], manifest_sha256=sha256(canonical_json(records["manifest"])))}
+    return records | {
+        "commit": sealed(
+            records["commit"], manifest_sha256=sha256(canonical_json(records["manifest"]))
+        )
+    }
 
 
 STUDY = Study(
     keys=Compat,
-    description="Checkpoints of every released format version are read bit for bit; versions that do not exist are refused by name.",
+    description=(
+        "Checkpoints of every released format version are read bit for bit; versions that do not"
+        " exist are refused by name."
+    ),
     arms=(Arm("golden", _golden, _read_golden), Arm("refused", _changed, _read_changed)),
     tables=(
         TableSpec(
@@ -241,11 +312,21 @@ STUDY = Study(
             "refused",
             "Checkpoints of formats that this ECRL does not know",
             ("refused",),
-            columns=(fact("layout", "layout"), fact("what", "changed"), found("layer", "refused by"), found("reason", "in these words")),
+            columns=(
+                fact("layout", "layout"),
+                fact("what", "changed"),
+                found("layer", "refused by"),
+                found("reason", "in these words"),
+            ),
         ),
     ),
     gates=(
         all_of("golden", "golden", lambda r: r.found["outcome"] == "new", "are read bit for bit"),
-        all_of("refused", "refused", lambda r: r.found["as_expected"], "are refused in words that help, from their records alone"),
+        all_of(
+            "refused",
+            "refused",
+            lambda r: r.found["as_expected"],
+            "are refused in words that help, from their records alone",
+        ),
     ),
 )

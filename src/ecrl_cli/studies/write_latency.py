@@ -1,7 +1,9 @@
-"""`write-latency`: duration of a save until its acknowledgement in each write mode. Published table 1, figures 1 and 2.
+"""`write-latency`: duration of a save until its acknowledgement in each write mode. Published table
+1, figures 1 and 2.
 
-Modes are interleaved save by save in random order, so that machine drift affects all alike; the first mode runs twice, and the difference of the
-two (A/A) is the noise level for all other differences.
+Modes are interleaved save by save in random order, so that machine drift affects all alike; the
+first mode runs twice, and the difference of the two (A/A) is the noise level for all other
+differences.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ ADVICE = {
     "atomic_dirsync": "critical long jobs: multi-day training, releases, compliance",
 }
 _AGAIN = " (again)"
-INTERVAL_S = 1800.0  # the shorter of the intervals between checkpoints, 30 to 60 minutes, of which the study says what a save costs (section 7.1)
+# the shorter of the intervals between checkpoints, 30 to 60 minutes, of which the study says what a
+# save costs (section 7.1)
+INTERVAL_S = 1800.0
 
 
 def _arms(keys: Any) -> list[str]:
@@ -37,14 +41,21 @@ def _arms(keys: Any) -> list[str]:
 
 
 def _plan(context: StudyContext) -> list[Trial]:
-    """Seed by seed, save by save; the order of modes is redrawn each time, so that no mode always follows the same one."""
+    """Seed by seed, save by save; the order of modes is redrawn each time, so that no mode always
+    follows the same one.
+    """
     found = []
     for seed in range(context.keys.seeds):
         for number in range(context.keys.checkpoints):
             arms = _arms(context.keys)
             context.rng(f"order/{seed}/{number}").shuffle(arms)
             for arm in arms:
-                found.append(Trial(f"{seed:03d}/{number:04d}/{arm}", {"arm": arm, "seed": seed, "checkpoint": number + 1}))
+                found.append(
+                    Trial(
+                        f"{seed:03d}/{number:04d}/{arm}",
+                        {"arm": arm, "seed": seed, "checkpoint": number + 1},
+                    )
+                )
     return found
 
 
@@ -54,7 +65,9 @@ class _Stores:
     def __init__(self, context: StudyContext) -> None:
         keys = context.keys
         self._scratch, self._seed, self._arms = context.scratch, context.seed, _arms(keys)
-        self.plan = synthetic_plan(keys.model_bytes, keys.optimizer_bytes, single=keys.layout == "single")
+        self.plan = synthetic_plan(
+            keys.model_bytes, keys.optimizer_bytes, single=keys.layout == "single"
+        )
         self._stores: dict[tuple[str, int], CheckpointStore] = {}
         self._image: tuple[tuple[int, int], CheckpointImage] | None = None
 
@@ -68,7 +81,9 @@ class _Stores:
         """A store in its own folder after one untimed save."""
         if (arm, seed) not in self._stores:
             mode = write_mode(arm.removesuffix(_AGAIN))
-            store = CheckpointStore(self._scratch / f"{self._arms.index(arm)}-{seed}", StoreConfig(mode=mode, keep=2))
+            store = CheckpointStore(
+                self._scratch / f"{self._arms.index(arm)}-{seed}", StoreConfig(mode=mode, keep=2)
+            )
             store.claim(0)
             store.save(synthetic_image(self._seed + seed, 1, self.plan), 0)
             self._stores[arm, seed] = store
@@ -81,26 +96,44 @@ class _Stores:
 
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     arm, seed, step = trial.facts["arm"], trial.facts["seed"], trial.facts["checkpoint"]
-    image, store = context.shared(_Stores).image(seed, step), context.shared(_Stores).store(arm, seed)
+    image, store = (
+        context.shared(_Stores).image(seed, step),
+        context.shared(_Stores).store(arm, seed),
+    )
     began = monotonic()
     saved = store.save(image, 0)
     done = monotonic()
     store.update_pointers_and_retire(saved, image)
-    return {"latency_s": done - began, "write_s": saved.write_s, "commit_s": saved.commit_s, "settle_s": monotonic() - done}
+    return {
+        "latency_s": done - began,
+        "write_s": saved.write_s,
+        "commit_s": saved.commit_s,
+        "settle_s": monotonic() - done,
+    }
 
 
 def _findings(results: Results) -> Findings:
     import pandas as pd  # import takes a second
 
-    frame = pd.DataFrame([{"arm": record.facts["arm"], **record.found} for record in results.records])
+    frame = pd.DataFrame(
+        [{"arm": record.facts["arm"], **record.found} for record in results.records]
+    )
     rows = _rows(frame, [arm for arm in _arms(results.keys) if (frame["arm"] == arm).any()])
     payload = sum(part.nbytes for part in results.context.shared(_Stores).plan.parts)
-    return Findings((_latency(rows, payload), _deployment(rows)), (_percentiles(rows), _cdf(frame)), (), _notes(rows))
+    return Findings(
+        (_latency(rows, payload), _deployment(rows)),
+        (_percentiles(rows), _cdf(frame)),
+        (),
+        _notes(rows),
+    )
 
 
 STUDY = Study(
     keys=WriteLatency,
-    description="How long a save takes in each write mode, until it is acknowledged. Published Table 1, Figures 1 and 2.",
+    description=(
+        "How long a save takes in each write mode, until it is acknowledged. Published Table 1,"
+        " Figures 1 and 2."
+    ),
     arms=(Arm("saves", _plan, _run),),
     findings=(_findings,),
     alone=True,
@@ -108,14 +141,34 @@ STUDY = Study(
 
 
 def _rows(frame: pd.DataFrame, arms: list[str]) -> list[dict[str, Any]]:
-    """Quantiles by pandas' linear interpolation; overhead (mode - unsafe) / unsafe. Seconds, and fractions."""
-    quantiles = {arm: frame.loc[frame["arm"] == arm, "latency_s"].quantile(list(QUANTILES), interpolation="linear").tolist() for arm in arms}
+    """Quantiles by pandas' linear interpolation; overhead (mode - unsafe) / unsafe. Seconds, and
+    fractions.
+    """
+    quantiles = {
+        arm: (
+            frame.loc[frame["arm"] == arm, "latency_s"]
+            .quantile(list(QUANTILES), interpolation="linear")
+            .tolist()
+        )
+        for arm in arms
+    }
     base = quantiles.get("unsafe")
     rows = []
     for arm in arms:
         p50, p90, p99 = quantiles[arm]
-        row: dict[str, Any] = {"mode": arm, "n": int((frame["arm"] == arm).sum()), "p50": p50, "p90": p90, "p99": p99}
-        for name, value, reference in zip(("p50_overhead", "p90_overhead", "p99_overhead"), quantiles[arm], base or (), strict=False):
+        row: dict[str, Any] = {
+            "mode": arm,
+            "n": int((frame["arm"] == arm).sum()),
+            "p50": p50,
+            "p90": p90,
+            "p99": p99,
+        }
+        for name, value, reference in zip(
+            ("p50_overhead", "p90_overhead", "p99_overhead"),
+            quantiles[arm],
+            base or (),
+            strict=False,
+        ):
             row[name] = (value - reference) / reference
         rows.append(row | _published(arm))
     return rows
@@ -125,8 +178,14 @@ def _published(arm: str) -> dict[str, Any]:
     if arm not in PUBLISHED:
         return {}
     base, values = PUBLISHED["unsafe"], PUBLISHED[arm]
-    row = {f"published_{name}": value / 1e3 for name, value in zip(("p50", "p90", "p99"), values, strict=True)}
-    return row | {"published_p50_overhead": (values[0] - base[0]) / base[0], "published_p99_overhead": (values[2] - base[2]) / base[2]}
+    row = {
+        f"published_{name}": value / 1e3
+        for name, value in zip(("p50", "p90", "p99"), values, strict=True)
+    }
+    return row | {
+        "published_p50_overhead": (values[0] - base[0]) / base[0],
+        "published_p99_overhead": (values[2] - base[2]) / base[2],
+    }
 
 
 def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
@@ -134,13 +193,23 @@ def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
         Column("mode", "write mode"),
         Column("n", "saves", "count"),
         *(Column(name, name, "seconds") for name in ("p50", "p90", "p99")),
-        *(Column(f"{name}_overhead", f"{name} overhead", "change") for name in ("p50", "p90", "p99")),
-        *(Column(f"published_{name}", f"published {name}", "seconds") for name in ("p50", "p90", "p99")),
-        *(Column(f"published_{name}_overhead", f"published {name} overhead", "change") for name in ("p50", "p99")),
+        *(
+            Column(f"{name}_overhead", f"{name} overhead", "change")
+            for name in ("p50", "p90", "p99")
+        ),
+        *(
+            Column(f"published_{name}", f"published {name}", "seconds")
+            for name in ("p50", "p90", "p99")
+        ),
+        *(
+            Column(f"published_{name}_overhead", f"published {name} overhead", "change")
+            for name in ("p50", "p99")
+        ),
     )
     note = (
-        f"Files of {payload} bytes and their records, until the save is acknowledged. Overhead is (mode - unsafe) / unsafe; the published "
-        "percentages follow from the published milliseconds, which come from another machine (macOS 14.6, APFS)."
+        f"Files of {payload} bytes and their records, until the save is acknowledged. Overhead is"
+        " (mode - unsafe) / unsafe; the published percentages follow from the published"
+        " milliseconds, which come from another machine (macOS 14.6, APFS)."
     )
     return Table("latency", "Latency of a save by write mode", columns, tuple(rows), note)
 
@@ -148,8 +217,16 @@ def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
 def _deployment(rows: list[dict[str, Any]]) -> Table:
     """The published advice beside its measured cost."""
     found = [
-        {"mode": row["mode"], "advice": ADVICE[row["mode"]], "overhead": row.get("p50_overhead"), "p99": row["p99"]}
-        | {"published_overhead": row["published_p50_overhead"], "published_interval_ppm": row["published_p99"] / INTERVAL_S * 1e6}
+        {
+            "mode": row["mode"],
+            "advice": ADVICE[row["mode"]],
+            "overhead": row.get("p50_overhead"),
+            "p99": row["p99"],
+        }
+        | {
+            "published_overhead": row["published_p50_overhead"],
+            "published_interval_ppm": row["published_p99"] / INTERVAL_S * 1e6,
+        }
         | {"interval_ppm": row["p99"] / INTERVAL_S * 1e6}
         for row in rows
         if row["mode"] in ADVICE
@@ -163,18 +240,45 @@ def _deployment(rows: list[dict[str, Any]]) -> Table:
         Column("published_interval_ppm", "published p99 / 30 minutes (ppm)", "number"),
         Column("interval_ppm", "p99 here / 30 minutes (ppm)", "number"),
     )
-    note = "Published besides: the integrity check always, whatever the mode. What each mode loses: the studies power-loss and crash-points."
-    return Table("deployment", "The published advice beside what it costs here", columns, tuple(found), note)
+    note = (
+        "Published besides: the integrity check always, whatever the mode. What each mode loses:"
+        " the studies power-loss and crash-points."
+    )
+    return Table(
+        "deployment", "The published advice beside what it costs here", columns, tuple(found), note
+    )
 
 
 def _percentiles(rows: list[dict[str, Any]]) -> Figure:
-    series = tuple(Series(row["mode"], tuple(row[name] * 1e3 for name in ("p50", "p90", "p99"))) for row in rows)
-    return Figure("percentiles", "Latency of a save", "bars", "percentile", "ms", series, categories=("p50", "p90", "p99"))
+    series = tuple(
+        Series(row["mode"], tuple(row[name] * 1e3 for name in ("p50", "p90", "p99")))
+        for row in rows
+    )
+    return Figure(
+        "percentiles",
+        "Latency of a save",
+        "bars",
+        "percentile",
+        "ms",
+        series,
+        categories=("p50", "p90", "p99"),
+    )
 
 
 def _cdf(frame: pd.DataFrame) -> Figure:
-    series = tuple(Series(str(arm), tuple((part["latency_s"] * 1e3).tolist())) for arm, part in frame.groupby("arm", sort=False))
-    return Figure("cdf", "Latency of a save: share of saves that took at most so long", "cdf", "ms", "share of saves", series, log_x=True)
+    series = tuple(
+        Series(str(arm), tuple((part["latency_s"] * 1e3).tolist()))
+        for arm, part in frame.groupby("arm", sort=False)
+    )
+    return Figure(
+        "cdf",
+        "Latency of a save: share of saves that took at most so long",
+        "cdf",
+        "ms",
+        "share of saves",
+        series,
+        log_x=True,
+    )
 
 
 def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -183,4 +287,9 @@ def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:
     if again is None or first is None:
         return ()
     apart = again["p50"] / first["p50"] - 1
-    return (f"The noise floor: {first['mode']} twice differs by {apart:+.1%} at the median (A/A); less between two modes says nothing.",)
+    return (
+        (
+            f"The noise floor: {first['mode']} twice differs by {apart:+.1%} at the median (A/A);"
+            " less between two modes says nothing."
+        ),
+    )

@@ -1,4 +1,6 @@
-"""What a run shows on the terminal: a live bar, or plain lines if standard error is not a terminal, or nothing (tests)."""
+"""What a run shows on the terminal: a live bar, or plain lines if standard error is not a terminal,
+or nothing (tests).
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class SilentUI:
 
 
 class PlainUI:
-    """Lines for a file or a CI log: start, every tenth of the steps, each failure and restart, the end."""
+    """Lines for a file or a CI log: start, every tenth of the steps, each failure and restart, the
+    end.
+    """
 
     def __init__(self, name: str, target_steps: int, say: Callable[[str], None]) -> None:
         self._name, self._target, self._say = name, target_steps, say
@@ -76,15 +80,25 @@ class PlainUI:
             where += " in memory"
         elif order.continues is not None:
             self._why, where = "going on, ", f"after step {order.resume_step}"
-        what = f"attempt {order.attempt}" if order.attempt == 0 else f"{self._why}attempt {order.attempt}"
+        what = (
+            f"attempt {order.attempt}"
+            if order.attempt == 0
+            else f"{self._why}attempt {order.attempt}"
+        )
         self._why = "restart, "
-        self._say(f"{self._name}: {what}: {plural(order.world_size, 'rank')} {where}, target step {self._target}")
+        self._say(
+            f"{self._name}: {what}: {plural(order.world_size, 'rank')} {where}, target step"
+            f" {self._target}"
+        )
 
     def progress(self, progress: Progress) -> None:
         tenth = progress.global_step * TENTHS // self._target
         if progress.phase == "training" and tenth > self._told:
             self._told = tenth
-            self._say(f"{self._name}: step {progress.global_step}/{self._target}{loss_text(progress.loss)}")
+            self._say(
+                f"{self._name}: step"
+                f" {progress.global_step}/{self._target}{loss_text(progress.loss)}"
+            )
 
     def state(self, state: str) -> None:
         """Not logged: too frequent."""
@@ -93,21 +107,29 @@ class PlainUI:
         self._say(f"{self._name}: {text}")
 
     def died(self, attempt: Attempt, reason: str) -> None:
-        self._say(f"{self._name}: attempt {attempt.attempt} ended at step {attempt.last_step or attempt.resumed_from_step}: {reason}")
+        self._say(
+            f"{self._name}: attempt {attempt.attempt} ended at step"
+            f" {attempt.last_step or attempt.resumed_from_step}: {reason}"
+        )
 
     def resized(self, attempt: Attempt) -> None:
         self._why = "resized, "
 
     def ended(self, record: SupervisorRecord) -> None:
-        self._say(f"{self._name}: {record.terminal_status} after {plural(record.restarts, 'restart')}: {record.reason}")
+        self._say(
+            f"{self._name}: {record.terminal_status} after {plural(record.restarts, 'restart')}:"
+            f" {record.reason}"
+        )
 
     def close(self) -> None: ...
 
 
 class LiveUI:
-    """A live progress bar, redrawn at most ten times a second for progress. It has no refresh thread, so that forks stay safe.
+    """A live progress bar, redrawn at most ten times a second for progress. It has no refresh
+    thread, so that forks stay safe.
 
-    Below it: steps per second of the last RECENT_S of this attempt, time elapsed, and time left at the pace since the first step, restarts included.
+    Below it: steps per second of the last RECENT_S of this attempt, time elapsed, and time left at
+    the pace since the first step, restarts included.
     """
 
     def __init__(
@@ -118,22 +140,43 @@ class LiveUI:
         above: Callable[[], RenderableType] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._name, self._target, self._above, self._clock = visible(name).replace("[", "\\["), target_steps, above, clock
-        self._width = max(6, min(30, console.width - len(name) - 40))  # 40 columns for the text after the bar
+        self._name, self._target, self._above, self._clock = (
+            visible(name).replace("[", "\\["),
+            target_steps,
+            above,
+            clock,
+        )
+        # 40 columns for the text after the bar
+        self._width = max(6, min(30, console.width - len(name) - 40))
         self._started = self._drawn = clock()
-        self._recent: deque[tuple[float, int]] = deque()  # when a step of this attempt ended, and which
+        # when a step of this attempt ended, and which
+        self._recent: deque[tuple[float, int]] = deque()
         self._paced: tuple[float, int] | None = None  # the same of the run's first
         self._step, self._loss, self._restarts, self._state = 0, "", 0, "starting"
         self._highest = self._no_restarts = 0  # _no_restarts: attempts that do not follow a restart
-        # In a sweep the table above is drawn again with the next run's bar, so this bar is erased at its end.
+        # In a sweep the table above is drawn again with the next run's bar, so this bar is erased
+        # at its end.
         transient = above is not None
-        self._live = Live(self._picture(), console=console, auto_refresh=False, transient=transient, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(
+            self._picture(),
+            console=console,
+            auto_refresh=False,
+            transient=transient,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._live.start(refresh=True)
 
     def launched(self, order: AttemptSpec) -> None:
         self._restarts, self._step = order.attempt - self._no_restarts, order.resume_step
         self._recent.clear()
-        self.state("going on" if order.continues is not None else "launching" if self._restarts == 0 else "restarting")
+        self.state(
+            "going on"
+            if order.continues is not None
+            else "launching"
+            if self._restarts == 0
+            else "restarting"
+        )
 
     def progress(self, progress: Progress) -> None:
         self._step, self._loss = progress.global_step, loss_text(progress.loss) or self._loss
@@ -155,7 +198,9 @@ class LiveUI:
 
     def note(self, text: str) -> None:
         with suppress(OSError):
-            self._live.console.print(visible(f"{self._name}: {text}"), style="yellow", highlight=False, markup=False)
+            self._live.console.print(
+                visible(f"{self._name}: {text}"), style="yellow", highlight=False, markup=False
+            )
 
     def died(self, attempt: Attempt, reason: str) -> None:
         self.note(f"attempt {attempt.attempt}: {reason}")
@@ -190,27 +235,43 @@ class LiveUI:
             f"{self._step}/{self._target}{self._loss} | {self._state}",
         )
         now = self._clock()
-        (began, low), (ended, high) = (self._recent[0], self._recent[-1]) if self._recent else ((0.0, 0), (0.0, 0))
+        (began, low), (ended, high) = (
+            (self._recent[0], self._recent[-1]) if self._recent else ((0.0, 0), (0.0, 0))
+        )
         pace = f"{(high - low) / (ended - began):.1f}" if ended > began else "-"
         left = ""
         if self._paced and self._highest > self._paced[1]:
             spent = (now - self._paced[0]) / (self._highest - self._paced[1])
             left = f", {span(spent * (self._target - self._highest))} left"
-        return Group(row, Text(f"  {pace} steps/s | {span(now - self._started)} elapsed{left} | {plural(self._restarts, 'restart')}"))
+        return Group(
+            row,
+            Text(
+                f"  {pace} steps/s | {span(now - self._started)} elapsed{left} |"
+                f" {plural(self._restarts, 'restart')}"
+            ),
+        )
 
 
 def span(seconds: float) -> str:
     """`0:05`, `1:02:03`."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+        if minutes >= 60
+        else f"{minutes}:{rest:02d}"
+    )
 
 
 def loss_text(loss: float | None) -> str:
     return "" if loss is None else f", loss {loss:.4f}"
 
 
-def make_ui(config: RunConfig, layout: RunLayout, above: Callable[[], RenderableType] | None = None) -> UI:
-    """A live bar (below what `above` renders) if standard error is a terminal, else plain lines on it. Standard output is for results."""
+def make_ui(
+    config: RunConfig, layout: RunLayout, above: Callable[[], RenderableType] | None = None
+) -> UI:
+    """A live bar (below what `above` renders) if standard error is a terminal, else plain lines on
+    it. Standard output is for results.
+    """
     console = Console(stderr=True)
     if console.is_terminal:
         return LiveUI(layout.root.name, config.target_steps, console, above)

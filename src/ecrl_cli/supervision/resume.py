@@ -1,12 +1,17 @@
-"""Before a launch: claim the store, choose the newest checkpoint that passes the integrity check, write launch.json, quarantine rejected
-checkpoints.
+"""Before a launch: claim the store, choose the newest checkpoint that passes the integrity check,
+write launch.json, quarantine rejected checkpoints.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ecrl_cli.checkpoint.capture.shared_memory import InvalidSnapshot, Snapshot, SnapshotContent, SnapshotPair
+from ecrl_cli.checkpoint.capture.shared_memory import (
+    InvalidSnapshot,
+    Snapshot,
+    SnapshotContent,
+    SnapshotPair,
+)
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import DIGEST, step_name
 from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
@@ -39,7 +44,9 @@ class MemorySnapshotChoice:
 
 @dataclass(frozen=True)
 class ResumePlan(ResumeChoice):
-    """What an attempt resumes from. `snapshot`: one in memory that is newer than the checkpoint. `skipped`: newer ones that were rejected."""
+    """What an attempt resumes from. `snapshot`: one in memory that is newer than the checkpoint.
+    `skipped`: newer ones that were rejected.
+    """
 
     snapshot: MemorySnapshotChoice | None = None
     skipped: tuple[SkippedSnapshot, ...] = ()
@@ -53,10 +60,12 @@ def choose(
     session: int | None = None,
     ahead: CheckpointPrevalidator | None = None,
 ) -> ResumePlan:
-    """What the attempt after `earlier` resumes from, acknowledged as committed. Newer acknowledged checkpoints that are gone count as rejected.
+    """What the attempt after `earlier` resumes from, acknowledged as committed. Newer acknowledged
+    checkpoints that are gone count as rejected.
 
-    With `snapshots`, a newer state in memory is preferred. Checkpoints acknowledged in `session`, this supervisor's own, are checked in one
-    pass: all ranks wait for it, and each of them hashes what it loads. `ahead`: may have started that check already.
+    With `snapshots`, a newer state in memory is preferred. Checkpoints acknowledged in `session`,
+    this supervisor's own, are checked in one pass: all ranks wait for it, and each of them hashes
+    what it loads. `ahead`: may have started that check already.
 
     NoValidCheckpoint (exit 4) if checkpoints were acknowledged and none can be loaded.
     """
@@ -66,17 +75,28 @@ def choose(
     ours = {step_name(step) for step, line in kept.items() if line.attempt in mine}
 
     unloadable = _unloadable(layout) if store.config.integrity.checkpointer else {}
-    examination = Examination(store, {step: line.commit_sha256 for step, line in kept.items()}, ours, unloadable, ahead)
+    examination = Examination(
+        store, {step: line.commit_sha256 for step, line in kept.items()}, ours, unloadable, ahead
+    )
     choice = newest_valid(store.fs, store.root, examination.verify)
     there = {entry.global_step for entry in store.entries()}
     newest = choice.report.global_step or 0 if choice.report else 0
     lost = [step for step in sorted(kept, reverse=True) if step > newest and step not in there]
-    gone = tuple(Rejected(kept[step].path or f"checkpoints/{step_name(step)}", "file", GONE) for step in lost)
-    snapshot, skipped = newest_snapshot(layout, snapshots, newest, store.config.integrity.finite, store.config.digest) if snapshots else (None, ())
+    gone = tuple(
+        Rejected(kept[step].path or f"checkpoints/{step_name(step)}", "file", GONE) for step in lost
+    )
+    snapshot, skipped = (
+        newest_snapshot(
+            layout, snapshots, newest, store.config.integrity.finite, store.config.digest
+        )
+        if snapshots
+        else (None, ())
+    )
     if choice.report is None and kept and snapshot is None:
         remedy = "restore them or start a new run; `ecrl verify` tells more, nothing was changed"
         raise NoValidCheckpoint("checkpoints", _refused(choice.rejected, gone), remedy)
-    if choice.report and choice.report.global_step not in kept:  # what is kept is on the log, with this commit
+    # what is kept is on the log, with this commit
+    if choice.report and choice.report.global_step not in kept:
         acknowledge(layout, choice.report)
     return ResumePlan(choice.report, choice.rejected + gone, snapshot, skipped)
 
@@ -84,12 +104,20 @@ def choose(
 def _unloadable(layout: RunLayout) -> dict[str, str]:
     """Why a rank of an earlier attempt could not load a checkpoint, by its SHA-256."""
     folders = [layout.attempt(number) for number in layout.attempts()]
-    found = [decode(Unloadable, read_json(logs.unloadable(rank))) for logs in folders for rank in logs.with_unloadable()]
+    found = [
+        decode(Unloadable, read_json(logs.unloadable(rank)))
+        for logs in folders
+        for rank in logs.with_unloadable()
+    ]
     return {each.commit_sha256: each.reason for each in found}
 
 
-def quarantine_rejected(layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]) -> None:
-    """Quarantine the rejected checkpoints, because those steps will be saved again. Call after the rejection is recorded."""
+def quarantine_rejected(
+    layout: RunLayout, store: CheckpointStore, rejected: tuple[Rejected, ...]
+) -> None:
+    """Quarantine the rejected checkpoints, because those steps will be saved again. Call after the
+    rejection is recorded.
+    """
     for each in rejected:
         store.quarantine(layout.root / each.path)
 
@@ -104,15 +132,25 @@ def order(
 ) -> AttemptSpec:
     """Write launch.json of the next attempt, durably, and return its content.
 
-    The world size is the schedule's at the resumed step (a run that falls back to before a planned change reaches it again), or with several nodes
-    that of `placement`. `regroup`: the processes that are already there.
+    The world size is the schedule's at the resumed step (a run that falls back to before a planned
+    change reaches it again), or with several nodes that of `placement`. `regroup`: the processes
+    that are already there.
     """
     report, snapshot = choice.report, choice.snapshot
     step = snapshot.global_step if snapshot else report.global_step or 0 if report else 0
-    begun = begin(layout, earlier, placement.world_size if placement and placement.nodes else world_size_after(config, step), step)
+    begun = begin(
+        layout,
+        earlier,
+        placement.world_size if placement and placement.nodes else world_size_after(config, step),
+        step,
+    )
     spec = replace(
         begun,
-        resume_from=ResumedFrom(layout.relative(report.path), report.commit_sha256 or "") if report and not snapshot else None,
+        resume_from=(
+            ResumedFrom(layout.relative(report.path), report.commit_sha256 or "")
+            if report and not snapshot
+            else None
+        ),
         until=next_change(config, step),
         nodes=placement.nodes if placement else (),
         silent=placement.silent if placement else (),
@@ -128,26 +166,44 @@ def order(
 def state_of(layout: RunLayout, choice: ResumePlan) -> dict[str, str]:
     """Digests by component of the state that is resumed from; empty if there is none.
 
-    Of what another checkpointer wrote: what the ranks logged after the step that they saved; empty if they logged none after that step.
+    Of what another checkpointer wrote: what the ranks logged after the step that they saved; empty
+    if they logged none after that step.
     """
     if choice.snapshot:
         return choice.snapshot.content.state
-    if choice.report and choice.report.ok and choice.report.manifest is None and choice.report.attempt is not None:
+    if (
+        choice.report
+        and choice.report.ok
+        and choice.report.manifest is None
+        and choice.report.attempt is not None
+    ):
         return _logged(layout, choice.report.attempt, choice.report.global_step or 0)
     if choice.report is None or choice.report.manifest is None:
         return {}
     train = parse(choice.report.train)
-    return saved_state(tensor_digests(choice.report.manifest), train if isinstance(train, dict) else {})
+    return saved_state(
+        tensor_digests(choice.report.manifest), train if isinstance(train, dict) else {}
+    )
 
 
 def _logged(layout: RunLayout, attempt: int, step: int) -> dict[str, str]:
-    """The state after `step` as the ranks of `attempt` logged it: rank 0's, and each rank's generators. Empty unless rank 0 logged it."""
+    """The state after `step` as the ranks of `attempt` logged it: rank 0's, and each rank's
+    generators. Empty unless rank 0 logged it.
+    """
     logs = layout.attempt(attempt)
-    lines = {rank: line for rank in logs.ranks() for line in read_journal(logs.rank(rank), RankLine).events if line.global_step == step}
+    lines = {
+        rank: line
+        for rank in logs.ranks()
+        for line in read_journal(logs.rank(rank), RankLine).events
+        if line.global_step == step
+    }
     own = {rank: line.components for rank, line in lines.items() if line.components}
     if 0 not in own:
         return {}
-    return {**{name: value for name, value in own[0].items() if name != "rng"}, **{f"rng.rank{rank}": each["rng"] for rank, each in own.items()}}
+    return {
+        **{name: value for name, value in own[0].items() if name != "rng"},
+        **{f"rng.rank{rank}": each["rng"] for rank, each in own.items()},
+    }
 
 
 def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
@@ -156,9 +212,14 @@ def _refused(rejected: tuple[Rejected, ...], gone: tuple[Rejected, ...]) -> str:
 
 
 def newest_snapshot(
-    layout: RunLayout, snapshots: SnapshotPair, behind: int, finite: str = "all", digest: str = DIGEST
+    layout: RunLayout,
+    snapshots: SnapshotPair,
+    behind: int,
+    finite: str = "all",
+    digest: str = DIGEST,
 ) -> tuple[MemorySnapshotChoice | None, tuple[SkippedSnapshot, ...]]:
-    """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected, which are withdrawn.
+    """The newest valid snapshot of a step after `behind`, and the newer ones that were rejected,
+    which are withdrawn.
 
     `finite`, `digest`: as in CheckpointConfig.
 
@@ -169,7 +230,9 @@ def newest_snapshot(
         if snapshot.global_step <= behind:
             break
         try:
-            return MemorySnapshotChoice(snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite, digest)), tuple(skipped)
+            return MemorySnapshotChoice(
+                snapshot.attempt, snapshot.global_step, _sound(layout, snapshot, finite, digest)
+            ), tuple(skipped)
         except InvalidSnapshot as unsound:
             snapshots.withdraw(snapshot.number)
             skipped.append(SkippedSnapshot(snapshot.global_step, snapshot.attempt, str(unsound)))
@@ -179,8 +242,8 @@ def newest_snapshot(
 def _sound(layout: RunLayout, snapshot: Snapshot, finite: str, digest: str) -> SnapshotContent:
     """The snapshot's content.
 
-    InvalidSnapshot if it is not finite, or differs from the state that rank 0 logged for its step (`state_digests`; not compared where not
-    logged).
+    InvalidSnapshot if it is not finite, or differs from the state that rank 0 logged for its step
+    (`state_digests`; not compared where not logged).
     """
     snapshot.check_finite(finite)
     try:
@@ -191,7 +254,9 @@ def _sound(layout: RunLayout, snapshot: Snapshot, finite: str, digest: str) -> S
         raise InvalidSnapshot(f"its train.json is of step {step}")
     content = snapshot.content(digest)
     lines = read_journal(layout.attempt(snapshot.attempt).rank(0), RankLine).events
-    line = next((line for line in reversed(lines) if line.global_step == snapshot.global_step), None)
+    line = next(
+        (line for line in reversed(lines) if line.global_step == snapshot.global_step), None
+    )
     if line is None:
         raise InvalidSnapshot("rank 0 logged no such step")
     if line.state_digest not in (None, content.state_digest):

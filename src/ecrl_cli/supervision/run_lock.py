@@ -1,4 +1,6 @@
-"""One supervisor per run directory: an flock, which the kernel releases when its holder dies, whatever the file contains."""
+"""One supervisor per run directory: an flock, which the kernel releases when its holder dies,
+whatever the file contains.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ class RunLock:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._holder: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "since": wall(), "attempt": None}
+        self._holder: dict[str, Any] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": wall(),
+            "attempt": None,
+        }
         self.note(None)
 
     def note(self, attempt: int | None) -> None:
@@ -41,9 +48,15 @@ class RunLock:
 
 @contextlib.contextmanager
 def run_lock(layout: RunLayout | StudyLayout | SweepLayout) -> Iterator[RunLock]:
-    """Hold the lock of the directory. RunHeld (exit 8), naming the holder, if another process holds it."""
+    """Hold the lock of the directory. RunHeld (exit 8), naming the holder, if another process holds
+    it.
+    """
     try:
-        fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        fd = os.open(
+            layout.lock,
+            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+            0o600,
+        )
     except OSError as error:
         raise StorageError.of("lock", layout.lock, error) from error
     try:
@@ -62,12 +75,18 @@ def _take(fd: int, layout: RunLayout | StudyLayout | SweepLayout) -> None:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if monotonic() > deadline:
-                raise RunHeld(str(layout.root), f"held by {_holder(fd)}", "stop it or use another run directory") from error
+                raise RunHeld(
+                    str(layout.root),
+                    f"held by {_holder(fd)}",
+                    "stop it or use another run directory",
+                ) from error
         time.sleep(0.001)
 
 
 def held(layout: RunLayout) -> bool:
-    """Whether a command is at work in the run directory. Of a lock that this user cannot open: whether supervisor.json says that the run runs."""
+    """Whether a command is at work in the run directory. Of a lock that this user cannot open:
+    whether supervisor.json says that the run runs.
+    """
     try:
         fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
@@ -96,7 +115,8 @@ def _says_running(layout: RunLayout) -> bool:
 def _holder(fd: int) -> str:
     """The holder as the file describes it: for the error message only, never for the decision.
 
-    The file may still describe a dead predecessor; it is read again for up to _SAYS_SO_WITHIN_S until it names a living process.
+    The file may still describe a dead predecessor; it is read again for up to _SAYS_SO_WITHIN_S
+    until it names a living process.
     """
     deadline = monotonic() + _SAYS_SO_WITHIN_S
     while True:

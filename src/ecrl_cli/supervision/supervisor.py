@@ -1,4 +1,6 @@
-"""The supervisor's attempt loop: launch, monitor, reconcile checkpoints, decide; until the target is reached or the run has to stop."""
+"""The supervisor's attempt loop: launch, monitor, reconcile checkpoints, decide; until the target
+is reached or the run has to stop.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,33 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVED
-from ecrl_cli.supervision.attempts.checkpoint_reconciliation import reconcile_checkpoints, still_kept
+from ecrl_cli.supervision.attempts.checkpoint_reconciliation import (
+    reconcile_checkpoints,
+    still_kept,
+)
 from ecrl_cli.supervision.attempts.restart_policy import Decision, charged_attempts, decide
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
-from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults, attempts_with_faults, inject_between_attempts, supervised_s
-from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter, refresh_run_config, step_range
+from ecrl_cli.supervision.attempts.supervisor_faults import (
+    WallClockFaults,
+    attempts_with_faults,
+    inject_between_attempts,
+    supervised_s,
+)
+from ecrl_cli.supervision.attempts.supervisor_record import (
+    SupervisorRecordWriter,
+    refresh_run_config,
+    step_range,
+)
 from ecrl_cli.supervision.console import UI
 from ecrl_cli.supervision.in_place.in_place_recovery import InPlaceRecovery, RestartAll
 from ecrl_cli.supervision.in_place.regroup_plan import steps_of, write_regroup_launch
-from ecrl_cli.supervision.launch.launcher import Launcher, LauncherCache, LaunchSpec, RunningAttempt, needs_private_network
+from ecrl_cli.supervision.launch.launcher import (
+    Launcher,
+    LauncherCache,
+    LaunchSpec,
+    RunningAttempt,
+    needs_private_network,
+)
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import Writer
 from ecrl_cli.supervision.launch.zygote import preload
@@ -42,15 +62,20 @@ from ecrl_cli.supervision.watch.control_server import ControlServer
 from ecrl_cli.supervision.watch.graceful_stop import GraceBudget, must_not_launch
 from ecrl_cli.supervision.watch.watchdog import WatchdogContext
 
-STOP_GRACE_S = 3.0  # time for the writer to finish when the run is to stop; everything has ended within five seconds
+# time for the writer to finish when the run is to stop; everything has ended within five seconds
+STOP_GRACE_S = 3.0
 
 
-def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher | None = None) -> SupervisorRecord:
-    """Run attempts of the run in `layout` (which has its config.json) until the target is reached; returns the content of supervisor.json.
+def supervise(
+    config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher | None = None
+) -> SupervisorRecord:
+    """Run attempts of the run in `layout` (which has its config.json) until the target is reached;
+    returns the content of supervisor.json.
 
-    Any other end is raised once everything is recorded: Stopped (130, 143), Hung (6), NoProgress (7), RunHeld (8), InputError (2),
-    NoValidCheckpoint (4), StorageError (5). A given `launcher` is not closed: it may serve the next run. A stop signal that came too late to
-    stop the run is raised again at the end: the caller may have more to stop.
+    Any other end is raised once everything is recorded: Stopped (130, 143), Hung (6), NoProgress
+    (7), RunHeld (8), InputError (2), NoValidCheckpoint (4), StorageError (5). A given `launcher` is
+    not closed: it may serve the next run. A stop signal that came too late to stop the run is
+    raised again at the end: the caller may have more to stop.
     """
     layout = RunLayout(Path(layout.root).resolve())
     processes.become_subreaper()
@@ -63,7 +88,9 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
             lock = stack.enter_context(run_lock(layout))
             refresh_run_config(config, layout)
             own = stack.enter_context(contextlib.closing(LauncherCache()))
-            with contextlib.closing(Supervisor(config, layout, ui, launcher or own.of(config, read_plan(layout)), stop)) as supervisor:
+            with contextlib.closing(
+                Supervisor(config, layout, ui, launcher or own.of(config, read_plan(layout)), stop)
+            ) as supervisor:
                 return supervisor.run(lock)
     except OSError as error:
         raise StorageError.of("supervise", error.filename or layout.root, error) from error
@@ -72,14 +99,24 @@ def supervise(config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher |
 class Supervisor:
     """One supervisor session of a run."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals) -> None:
-        self._config, self._layout, self._ui, self._launcher, self._stop = config, layout, ui, launcher, stop
+    def __init__(
+        self, config: RunConfig, layout: RunLayout, ui: UI, launcher: Launcher, stop: StopSignals
+    ) -> None:
+        self._config, self._layout, self._ui, self._launcher, self._stop = (
+            config,
+            layout,
+            ui,
+            launcher,
+            stop,
+        )
         run_id = read_run_config(layout).run_id
         self._record_writer = SupervisorRecordWriter(layout, run_id, config.target_steps)
         self._private_network = needs_private_network(read_plan(layout))
         self._store = CheckpointStore(layout.checkpoints, StoreConfig.of(config, run_id))
         self._heartbeats = HeartbeatTable.create(
-            max(config.world_size, *config.elastic.schedule.values()) if config.elastic.schedule else config.world_size
+            max(config.world_size, *config.elastic.schedule.values())
+            if config.elastic.schedule
+            else config.world_size
         )
         self._snapshots = SnapshotPair.create() if strategy_of(config).snapshots else None
         self._writer = Writer(layout, self._heartbeats)
@@ -89,20 +126,30 @@ class Supervisor:
         self._placement = NodePlacement((), config.world_size)
         self._recovery = RestartAll()
         self._prevalidator = CheckpointPrevalidator(self._store)
-        self._unreconciled: tuple[int, ...] = ()  # attempts whose checkpoints the writer may still be writing
+        # attempts whose checkpoints the writer may still be writing
+        self._unreconciled: tuple[int, ...] = ()
 
     def run(self, lock: RunLock) -> SupervisorRecord:
         processes.sweep(processes.of_run(self._layout.root))
         self._listener = ControlServer(self._layout)
         if survivors_stay(self._config):
-            self._recovery = InPlaceRecovery(self._config, self._listener, self._ui.note, self._prevalidator)
-        for attempt in self._layout.attempts():  # all: an earlier supervisor may have been killed before it did so
+            self._recovery = InPlaceRecovery(
+                self._config, self._listener, self._ui.note, self._prevalidator
+            )
+        # all: an earlier supervisor may have been killed before it did so
+        for attempt in self._layout.attempts():
             reconcile_checkpoints(self._layout, attempt, self._store)
         self._record_writer.begin()
-        decision = Decision("completed", TARGET_REACHED) if self._record_writer.at_target(self._config) else Decision("running", "")
+        decision = (
+            Decision("completed", TARGET_REACHED)
+            if self._record_writer.at_target(self._config)
+            else Decision("running", "")
+        )
         while decision.restart:
             decision = self._next_attempt(lock)
-        record = self._record_writer.end(decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths)
+        record = self._record_writer.end(
+            decision.status, decision.reason, tuple(self._stop.received()), self._writer.deaths
+        )
         self._ui.ended(record)
         if decision.error:
             raise decision.error
@@ -133,13 +180,18 @@ class Supervisor:
             self._stop.obeyed = True
             return Decision("stopped", error.line(), error)
         except EcrlError as error:
-            return Decision("refused" if isinstance(error, InputError) else "gave_up", error.line(), error)
+            return Decision(
+                "refused" if isinstance(error, InputError) else "gave_up", error.line(), error
+            )
         lock.note(attempt.attempt)
         self._grace.check()
         self._ui.launched(attempt_spec)
         ended = self._run_attempt(attempt, attempt_spec)
-        self._recovery.plan_next(attempt_spec, self._stop, reached=self._layout.attempt(attempt.attempt).final.exists())
-        if not ended.stopped_by and not self._recovery.regroup.memory:  # stop signal while survivors left; no attempt will continue with their state
+        self._recovery.plan_next(
+            attempt_spec, self._stop, reached=self._layout.attempt(attempt.attempt).final.exists()
+        )
+        # stop signal while survivors left; no attempt will continue with their state
+        if not ended.stopped_by and not self._recovery.regroup.memory:
             ended = replace(ended, stopped_by=self._stop.first)
         self._close_attempt(attempt.attempt, ended)
         return self._conclude(attempt, attempt_spec, ended)
@@ -147,13 +199,28 @@ class Supervisor:
     def _prepare(self) -> tuple[Attempt, AttemptSpec]:
         earlier = self._record_writer.record.attempts
         self._placement = place_attempt(self._config)
-        inject_between_attempts(self._layout, self._store, self._config.seed, earlier, chooses=not self._recovery.regroup.memory)
+        inject_between_attempts(
+            self._layout,
+            self._store,
+            self._config.seed,
+            earlier,
+            chooses=not self._recovery.regroup.memory,
+        )
         choice = ResumePlan(None, ())
         if self._recovery.regroup.memory:
             attempt_spec = write_regroup_launch(self._layout, earlier, self._recovery.regroup)
         else:
-            choice = choose(self._layout, self._store, earlier, self._snapshots, self._record_writer.session, self._prevalidator)
-            attempt_spec = order(self._layout, self._config, earlier, choice, self._placement, self._recovery.regroup)
+            choice = choose(
+                self._layout,
+                self._store,
+                earlier,
+                self._snapshots,
+                self._record_writer.session,
+                self._prevalidator,
+            )
+            attempt_spec = order(
+                self._layout, self._config, earlier, choice, self._placement, self._recovery.regroup
+            )
         attempt = Attempt(
             attempt=attempt_spec.attempt,
             world_size=attempt_spec.world_size,
@@ -191,11 +258,27 @@ class Supervisor:
         quarantine_rejected(self._layout, self._store, attempt.rejected)
         self._running = self._launcher.launch(spec)
         saves = strategy_of(self._config).saves
-        logs, began = self._layout.attempt(attempt_spec.attempt), self._record_writer.record.sessions[-1].started_at
-        faults = WallClockFaults(self._layout, attempt_spec.attempt, began, lambda: supervised_s(self._layout))
-        context = WatchdogContext(self._heartbeats, supervision, attempt_spec, logs, saves, self._ui.note, faults, self._snapshots)
+        logs, began = (
+            self._layout.attempt(attempt_spec.attempt),
+            self._record_writer.record.sessions[-1].started_at,
+        )
+        faults = WallClockFaults(
+            self._layout, attempt_spec.attempt, began, lambda: supervised_s(self._layout)
+        )
+        context = WatchdogContext(
+            self._heartbeats,
+            supervision,
+            attempt_spec,
+            logs,
+            saves,
+            self._ui.note,
+            faults,
+            self._snapshots,
+        )
         assert self._listener is not None
-        ended = self._recovery.monitor(self._running, self._listener, self._stop, self._writer, context).run(self._on_progress)
+        ended = self._recovery.monitor(
+            self._running, self._listener, self._stop, self._writer, context
+        ).run(self._on_progress)
         self._running = None
         return ended
 
@@ -204,33 +287,47 @@ class Supervisor:
         self._grace.hear(progress)
 
     def _close_attempt(self, attempt: int, ended: AttemptResult) -> None:
-        """Let the writer finish, or kill it; then kill what else is left; then reconcile every open checkpoint.
+        """Let the writer finish, or kill it; then kill what else is left; then reconcile every open
+        checkpoint.
 
-        Ranks that continue with their state in memory do not wait for the writer: it finishes meanwhile, and these checkpoints are reconciled
-        later.
+        Ranks that continue with their state in memory do not wait for the writer: it finishes
+        meanwhile, and these checkpoints are reconciled later.
         """
-        self._ui.state("stopping" if ended.stopped_by else "dead" if not ended.succeeded else "finishing")
+        self._ui.state(
+            "stopping" if ended.stopped_by else "dead" if not ended.succeeded else "finishing"
+        )
         self._unreconciled = (*self._unreconciled, attempt)
         self._recovery.collect_pids()
         if not self._recovery.regroup.memory:
             grace = self._config.supervision.writer_grace_s
             self._writer.drain(min(STOP_GRACE_S, grace) if ended.stopped_by else grace, self._stop)
-        processes.sweep(processes.of_run(self._layout.root), (*self._writer.pids, *self._recovery.pids))
+        processes.sweep(
+            processes.of_run(self._layout.root), (*self._writer.pids, *self._recovery.pids)
+        )
         if not self._recovery.regroup.memory or not self._writer.pids:
             for each in self._unreconciled:
                 reconcile_checkpoints(self._layout, each, self._store)
             self._unreconciled = ()
 
-    def _conclude(self, attempt: Attempt, attempt_spec: AttemptSpec, ended: AttemptResult) -> Decision:
-        reached = self._layout.attempt(attempt_spec.attempt).final.exists()  # even if a process failed after that
+    def _conclude(
+        self, attempt: Attempt, attempt_spec: AttemptSpec, ended: AttemptResult
+    ) -> Decision:
+        # even if a process failed after that
+        reached = self._layout.attempt(attempt_spec.attempt).final.exists()
         casualty = ended.exits.first
-        first_step, last_step = steps_of(attempt, step_range(self._layout, attempt_spec.attempt), self._recovery.regroup)
+        first_step, last_step = steps_of(
+            attempt, step_range(self._layout, attempt_spec.attempt), self._recovery.regroup
+        )
         resized = (
             ended.succeeded and attempt_spec.until is not None and last_step == attempt_spec.until
         )  # ranks exit with 0 only once that step is durable
         last = self._record_writer.update(
-            outcome=SURVIVED if self._recovery.regroup.memory else _outcome(ended, reached, resized),
-            exit_code=casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0,
+            outcome=(
+                SURVIVED if self._recovery.regroup.memory else _outcome(ended, reached, resized)
+            ),
+            exit_code=(
+                casualty.exit_code if casualty else None if ended.stopped_by or ended.hang else 0
+            ),
             signal=casualty.signal if casualty else None,
             rank=casualty.rank if casualty else None,
             first_step=first_step,
@@ -243,9 +340,16 @@ class Supervisor:
             return self._stopped(ended.stopped_by)
         record = self._record_writer.record
         planned = attempts_with_faults(self._layout)
-        decision = decide(charged_attempts(record.attempts, record.sessions), self._config.supervision.max_restarts, ended.rank_error, planned)
+        decision = decide(
+            charged_attempts(record.attempts, record.sessions),
+            self._config.supervision.max_restarts,
+            ended.rank_error,
+            planned,
+        )
         if decision.restart:
-            decision = replace(decision, reason=self._recovery.describe(decision.reason, attempt_spec.world_size))
+            decision = replace(
+                decision, reason=self._recovery.describe(decision.reason, attempt_spec.world_size)
+            )
         if resized and decision.restart:
             self._ui.resized(last)
         elif not reached:
@@ -257,7 +361,11 @@ class Supervisor:
         self._stop.obeyed = True
         newest = max(still_kept(self._layout, self._record_writer.record.attempts), default=None)
         durable = "nothing was saved yet" if newest is None else f"step {newest} is durable"
-        return Decision("stopped", f"stopped by {name}; {durable}", Stopped(name, f"stopped; {durable}", "the same command goes on with it"))
+        return Decision(
+            "stopped",
+            f"stopped by {name}; {durable}",
+            Stopped(name, f"stopped; {durable}", "the same command goes on with it"),
+        )
 
 
 def _outcome(ended: AttemptResult, reached: bool, resized: bool) -> str:

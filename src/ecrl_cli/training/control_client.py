@@ -1,8 +1,10 @@
-"""A rank's side of its supervision: JSON lines over the run directory's control socket, its heartbeats, and the dump of its stacks on request.
+"""A rank's side of its supervision: JSON lines over the run directory's control socket, its
+heartbeats, and the dump of its stacks on request.
 
-The dump is asked for by a signal, so that a hung rank can still answer: the C handler of `faulthandler` takes no lock, not even the GIL, so it works
-while a thread holds that for ever. It writes into an anonymous memory file (memfd) that the supervisor has opened; nothing is left on disk unless
-there was a hang.
+The dump is asked for by a signal, so that a hung rank can still answer: the C handler of
+`faulthandler` takes no lock, not even the GIL, so it works while a thread holds that for ever. It
+writes into an anonymous memory file (memfd) that the supervisor has opened; nothing is left on disk
+unless there was a hang.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from ecrl_cli.linux.unix_socket import connect
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Notice, Progress, RankError, SpareReady
+from ecrl_cli.records.messages import (
+    Assignment,
+    Hello,
+    LeftAttempt,
+    Notice,
+    Progress,
+    RankError,
+    SpareReady,
+)
 
 _FD = struct.Struct("i")
 _FDS = 1 + FILES  # heartbeat table, snapshots
@@ -33,7 +43,9 @@ DUMP_SIGNAL = signal.SIGUSR2
 
 
 class Control:
-    """Connects and sends `first` on construction: a Hello, or a spare's SpareReady. Fenced (exit code 9) if no supervisor listens."""
+    """Connects and sends `first` on construction: a Hello, or a spare's SpareReady. Fenced (exit
+    code 9) if no supervisor listens.
+    """
 
     heartbeats: HeartbeatTable | None = None
     snapshots: SnapshotPair | None = None
@@ -43,9 +55,13 @@ class Control:
         self._send(first)
 
     def attach(self) -> None:
-        """Wait for the supervisor's answer to the Hello; take the descriptors of heartbeat table and snapshots that come with it, if any."""
+        """Wait for the supervisor's answer to the Hello; take the descriptors of heartbeat table
+        and snapshots that come with it, if any.
+        """
         try:
-            answer, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(_FDS * _FD.size), socket.MSG_CMSG_CLOEXEC)
+            answer, ancillary, _, _ = self._socket.recvmsg(
+                1, socket.CMSG_SPACE(_FDS * _FD.size), socket.MSG_CMSG_CLOEXEC
+            )
         except OSError as error:
             raise _gone() from error
         if not answer:
@@ -57,7 +73,9 @@ class Control:
                 self.snapshots = SnapshotPair(snapshots) if snapshots else None
 
     def progress(self, progress: Progress) -> None:
-        """Report progress for display; dropped instead of blocking when the supervisor reads too slowly."""
+        """Report progress for display; dropped instead of blocking when the supervisor reads too
+        slowly.
+        """
         try:
             self._socket.send(line_of(progress), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -74,12 +92,16 @@ class Control:
         self._send(Notice(rank, text))
 
     def leave(self, left: LeftAttempt) -> Assignment | None:
-        """Report that this rank survived its attempt; returns its next assignment, None if there is none."""
+        """Report that this rank survived its attempt; returns its next assignment, None if there is
+        none.
+        """
         self._send(left)
         return self.assignment()
 
     def assignment(self) -> Assignment | None:
-        """Wait for the supervisor's next assignment; None if it closed the connection: there is nothing more to do."""
+        """Wait for the supervisor's next assignment; None if it closed the connection: there is
+        nothing more to do.
+        """
         data = b""
         while not data.endswith(b"\n"):
             try:
@@ -108,13 +130,17 @@ class Control:
 
 
 class NullControl(Control):
-    """For a rank on another machine than its supervisor: no connection. Errors go to stderr, which the launch agents pass on to the supervisor."""
+    """For a rank on another machine than its supervisor: no connection. Errors go to stderr, which
+    the launch agents pass on to the supervisor.
+    """
 
     def __init__(self) -> None:
         """Nothing to connect to."""
 
     def attach(self) -> None:
-        """No heartbeat table across machines: the rank is not watched and cannot be asked to stop."""
+        """No heartbeat table across machines: the rank is not watched and cannot be asked to
+        stop.
+        """
 
     def progress(self, progress: Progress) -> None:
         """Only rank 0 reports progress, and it is always on the supervisor's machine."""
@@ -137,13 +163,17 @@ def _connect(layout: RunLayout) -> socket.socket:
 
 
 def _gone() -> Fenced:
-    return Fenced("control", "no supervisor listens for this attempt", "start the run with `ecrl train`")
+    return Fenced(
+        "control", "no supervisor listens for this attempt", "start the run with `ecrl train`"
+    )
 
 
 class HeartbeatWriter:
-    """A rank's slot in the heartbeat table: its step and phase for the hang detector, and the agreed stop step.
+    """A rank's slot in the heartbeat table: its step and phase for the hang detector, and the
+    agreed stop step.
 
-    `board` None: the supervisor is on another machine, so the rank is not watched and cannot be asked to stop.
+    `board` None: the supervisor is on another machine, so the rank is not watched and cannot be
+    asked to stop.
     """
 
     def __init__(self, board: HeartbeatTable | None, rank: int) -> None:
@@ -167,7 +197,9 @@ class HeartbeatWriter:
         self.again()
 
     def work(self) -> None:
-        """Start counting the rank's own work, until `wait` or the backward pass: it waits for no other rank."""
+        """Start counting the rank's own work, until `wait` or the backward pass: it waits for no
+        other rank.
+        """
         self._since = monotonic()
 
     def wait(self) -> None:
@@ -182,9 +214,11 @@ class HeartbeatWriter:
             self._table.write(self._rank, self._global_step, self._phase, self._own_s)
 
     def stop_after(self, global_step: int) -> int | None:
-        """The step after which all ranks stop, or None. Every rank calls it after each step; rank 0 answers a stop request with the next step.
+        """The step after which all ranks stop, or None. Every rank calls it after each step; rank 0
+        answers a stop request with the next step.
 
-        No rank can pass that step unaware: rank 0 writes it before it contributes any gradient of that step.
+        No rank can pass that step unaware: rank 0 writes it before it contributes any gradient of
+        that step.
         """
         if self._table is None:
             return None

@@ -1,4 +1,6 @@
-"""Session of a rank under in-place recovery: when peers die it leaves its attempt with its state in memory and joins the next one."""
+"""Session of a rank under in-place recovery: when peers die it leaves its attempt with its state in
+memory and joins the next one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ import torch
 import torch.distributed as dist
 
 from ecrl_cli.checkpoint.capture.rng import restore_rng
-from ecrl_cli.checkpoint.capture.train_state import Sampler, Stateful, TrainState, pack_state, size_of, unpack_state
+from ecrl_cli.checkpoint.capture.train_state import (
+    Sampler,
+    Stateful,
+    TrainState,
+    pack_state,
+    size_of,
+    unpack_state,
+)
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.checkpoint_log import submitted
 from ecrl_cli.config.recoveries import recovery_of
@@ -32,7 +41,13 @@ from ecrl_cli.records.events import DatasetRecord
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import AttemptLayout
 from ecrl_cli.records.messages import LeftAttempt
-from ecrl_cli.records.survivor_records import SURVIVORS, LostSamples, RedoneStep, SurvivorReport, lost
+from ecrl_cli.records.survivor_records import (
+    SURVIVORS,
+    LostSamples,
+    RedoneStep,
+    SurvivorReport,
+    lost,
+)
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
 from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
 from ecrl_cli.storage.files import write_whole
@@ -40,14 +55,24 @@ from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.rendezvous import TcpStoreAddress
 from ecrl_cli.training.session import Session, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import FaultTolerantTrainStep, InPlaceTrainStep, TaskUpdate, TrainStep, WarmUp, put_back, remembered
+from ecrl_cli.training.train_step import (
+    FaultTolerantTrainStep,
+    InPlaceTrainStep,
+    TaskUpdate,
+    TrainStep,
+    WarmUp,
+    put_back,
+    remembered,
+)
 
 Layers = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class InterruptedStep:
-    """What became of the step in which peers died, as in a survivor report: what was redone, and the layers by bucket."""
+    """What became of the step in which peers died, as in a survivor report: what was redone, and
+    the layers by bucket.
+    """
 
     redone: tuple[RedoneStep, ...] = ()
     layers: Layers = ()
@@ -55,21 +80,38 @@ class InterruptedStep:
 
 def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
     """The parameter names of each bucket, in bucket order."""
-    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return tuple(tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets))
+    names: dict[torch.Tensor, str] = {
+        parameter: name for name, parameter in model.named_parameters()
+    }
+    return tuple(
+        tuple(names[parameter] for parameter in buckets[index]) for index in sorted(buckets)
+    )
 
 
-def enter(logs: AttemptLayout, survivor_report: SurvivorReport, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str) -> None:
-    """Write the attempt's lost samples: what the update of the interrupted step lacks of its mini-batch. `cause`: the recovery's name."""
+def enter(
+    logs: AttemptLayout,
+    survivor_report: SurvivorReport,
+    sampler: ResumableGlobalBatchSampler,
+    world_size: int,
+    cause: str,
+) -> None:
+    """Write the attempt's lost samples: what the update of the interrupted step lacks of its
+    mini-batch. `cause`: the recovery's name.
+    """
     lines = lost_samples(survivor_report.redone, survivor_report.layers, sampler, world_size, cause)
     if lines:
         write_whole(logs.lost_samples(survivor_report.rank), b"".join(map(line_of, lines)))
 
 
 def lost_samples(
-    redone: Sequence[RedoneStep], layers: Layers, sampler: ResumableGlobalBatchSampler, world_size: int, cause: str
+    redone: Sequence[RedoneStep],
+    layers: Layers,
+    sampler: ResumableGlobalBatchSampler,
+    world_size: int,
+    cause: str,
 ) -> list[LostSamples]:
-    """One line for each dead rank: its samples have no influence from the first bucket that was reduced again without it.
+    """One line for each dead rank: its samples have no influence from the first bucket that was
+    reduced again without it.
 
     Of a step that was dropped, one line with all its samples.
     """
@@ -90,7 +132,9 @@ def lost_samples(
 
 @dataclass(frozen=True)
 class WarmTrainer:
-    """A train step that has run at least once, its sampler, and `train_state`, the state that it trains."""
+    """A train step that has run at least once, its sampler, and `train_state`, the state that it
+    trains.
+    """
 
     train_step: TrainStep
     sampler: ResumableGlobalBatchSampler
@@ -98,12 +142,15 @@ class WarmTrainer:
 
 
 class CarriedState:
-    """What a process keeps from one attempt to the next. `loop`: the loop that it left, with its state; None: it has no state. `ready`: the trainer
-    of an earlier attempt, or one that a spare has warmed up, to load a state into: building a new one takes longer than loading."""
+    """What a process keeps from one attempt to the next. `loop`: the loop that it left, with its
+    state; None: it has no state. `ready`: the trainer of an earlier attempt, or one that a spare
+    has warmed up, to load a state into: building a new one takes longer than loading.
+    """
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each abandoned group keeps its sockets open
+        # each abandoned group keeps its sockets open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         timeout = timedelta(seconds=timeout_s)
         self.store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
         self.loop: TrainLoop | None = None
@@ -117,10 +164,13 @@ class InPlaceSession(Session):
 
     kept: CarriedState
     peers: FaultTolerantGroup
-    train_state: TrainState | None = None  # set once it holds the state that this attempt starts from
+    # set once it holds the state that this attempt starts from
+    train_state: TrainState | None = None
 
     def take_part(self, carried: CarriedState) -> LeftAttempt | None:
-        """Run `train`; returns the message for the supervisor if the attempt ended because peers died, else None."""
+        """Run `train`; returns the message for the supervisor if the attempt ended because peers
+        died, else None.
+        """
         self.kept = carried
         if not self.carried_over:
             carried.loop = None
@@ -132,7 +182,9 @@ class InPlaceSession(Session):
 
     @property
     def loads(self) -> bool:
-        """Whether all of the state comes from a checkpoint, a snapshot or another rank, and none from the seed."""
+        """Whether all of the state comes from a checkpoint, a snapshot or another rank, and none
+        from the seed.
+        """
         return self.order.resume_from is not None or bool(self.order.memory)
 
     @property
@@ -142,20 +194,33 @@ class InPlaceSession(Session):
 
     def set_up_device(self) -> torch.device:
         if not self.carried_over:
-            # Checked on the rank, because it depends on the machine; all else is checked before the launch.
+            # Checked on the rank, because it depends on the machine; all else is checked before the
+            # launch.
             if self.config.device == "auto" and torch.cuda.is_available():
-                raise ConfigError("device", "ranks that outlive others work on the CPU only so far, and device=auto found CUDA", "set device=cpu")
+                raise ConfigError(
+                    "device",
+                    "ranks that outlive others work on the CPU only so far, and device=auto found"
+                    " CUDA",
+                    "set device=cpu",
+                )
             return super().set_up_device()
         return torch.device("cpu")
 
     def join(self) -> FaultTolerantGroup:
         address, board = self.rendezvous.store, self.control.heartbeats
-        assert address is not None and board is not None, "live recovery is of the zygote's ranks alone"
-        recovery, timeout = recovery_of(self.config), timedelta(seconds=self.config.supervision.collective_timeout_s)
+        assert address is not None and board is not None, (
+            "live recovery is of the zygote's ranks alone"
+        )
+        recovery, timeout = (
+            recovery_of(self.config),
+            timedelta(seconds=self.config.supervision.collective_timeout_s),
+        )
         if self.carried_over:
             self.train_state = self.reassigned_state()
         members, lossy = HeartbeatMembership(board), recovery.finishes_without
-        self.peers = FaultTolerantGroup(self.kept.store, address.prefix, self.rank, members, timeout, lossy=lossy)
+        self.peers = FaultTolerantGroup(
+            self.kept.store, address.prefix, self.rank, members, timeout, lossy=lossy
+        )
         self.peers.form(self.world_size)
         if self.train_state:
             self.train_state.peers = self.peers
@@ -166,7 +231,13 @@ class InPlaceSession(Session):
         before = self.kept.loop
         assert before is not None
         shared_rng, digest = self.config.elastic.replicas > 0, self.config.checkpoint.digest
-        return TrainState(*_parts(before.train_state), self.rank, self.world_size, shared_rng=shared_rng, digest=digest)
+        return TrainState(
+            *_parts(before.train_state),
+            self.rank,
+            self.world_size,
+            shared_rng=shared_rng,
+            digest=digest,
+        )
 
     def data(self) -> tuple[SampleSet, DatasetRecord]:
         self.kept.data = self.kept.data or super().data()
@@ -177,7 +248,9 @@ class InPlaceSession(Session):
             self.kept.held_out = super().held_out(dataset)
         return self.kept.held_out
 
-    def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
+    def state(
+        self, record: DatasetRecord
+    ) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
         ready = self.kept.ready
         if self.kept.loop is not None and self.train_state is not None:
             return self.kept.loop.train_step, self.kept.loop.sampler, self.train_state
@@ -185,15 +258,29 @@ class InPlaceSession(Session):
             return super().state(record)
         self.seed_generators()
         shared_rng, digest = self.config.elastic.replicas > 0, self.config.checkpoint.digest
-        train_state = TrainState(*_parts(ready.train_state), self.rank, self.world_size, self.peers, shared_rng, digest)
+        train_state = TrainState(
+            *_parts(ready.train_state), self.rank, self.world_size, self.peers, shared_rng, digest
+        )
         return ready.train_step, ready.sampler, train_state
 
-    def train_step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord) -> InPlaceTrainStep:
-        return self.in_place_step(self.config, model, optimizer, WarmUp.of(self.config, record, self.device), self.heartbeat)
+    def train_step(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, record: DatasetRecord
+    ) -> InPlaceTrainStep:
+        return self.in_place_step(
+            self.config,
+            model,
+            optimizer,
+            WarmUp.of(self.config, record, self.device),
+            self.heartbeat,
+        )
 
     @staticmethod
     def in_place_step(
-        config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, heartbeat: HeartbeatWriter
+        config: RunConfig,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        warm_up: WarmUp,
+        heartbeat: HeartbeatWriter,
     ) -> InPlaceTrainStep:
         """The train step of a rank or of a spare, not yet assigned to a group."""
         device = warm_up.device
@@ -201,8 +288,18 @@ class InPlaceSession(Session):
             build_scheduler(config.optimizer, optimizer, config.target_steps, config.continued_at),
             build_scaler(config.precision, device),
         )
-        parts = (model, optimizer, scheduler, scaler, device, autocast(config.precision, device), heartbeat)
-        return FaultTolerantTrainStep(*parts, warm_up.loss, TaskUpdate.of(config, model, optimizer), warm_up=warm_up)
+        parts = (
+            model,
+            optimizer,
+            scheduler,
+            scaler,
+            device,
+            autocast(config.precision, device),
+            heartbeat,
+        )
+        return FaultTolerantTrainStep(
+            *parts, warm_up.loss, TaskUpdate.of(config, model, optimizer), warm_up=warm_up
+        )
 
     def restore(self, train_state: TrainState) -> TrainPosition:
         if self.order.memory != SURVIVORS:
@@ -216,14 +313,18 @@ class InPlaceSession(Session):
         return replace(resumed, loss=loss)
 
     def inherited(self) -> bytes | None:
-        """The stored rank state (loss, RNG) of the rank that this new rank replaces, or None; read before any rank overwrites it."""
+        """The stored rank state (loss, RNG) of the rank that this new rank replaces, or None; read
+        before any rank overwrites it.
+        """
         origin, board = self.order.origins[self.rank], self.control.heartbeats
         if self.carried_over or origin < 0 or board is None:
             return None
         return board.load_rank_state(origin, self.order.resume_step)
 
     def broadcast_state(self, train_state: TrainState) -> TrainPosition:
-        """The lowest rank that has the state broadcasts it to the ranks that joined. Returns this rank's position."""
+        """The lowest rank that has the state broadcasts it to the ranks that joined. Returns this
+        rank's position.
+        """
         before, mine = self.kept.loop, None
         if before is not None:
             mine = replace(before.progress(), line_chain="")
@@ -231,14 +332,30 @@ class InPlaceSession(Session):
             assert mine is not None
             return mine
         source = min(set(range(self.world_size)) - {*self.order.joined})
-        header, data = pack_state(train_state, mine) if mine is not None and self.rank == source else (b"", torch.empty(0, dtype=torch.uint8))
+        header, data = (
+            pack_state(train_state, mine)
+            if mine is not None and self.rank == source
+            else (b"", torch.empty(0, dtype=torch.uint8))
+        )
         length = int(self.peers.broadcast(torch.tensor([len(header)]), source))
-        header = self.received(torch.frombuffer(bytearray(header), dtype=torch.uint8) if header else None, length, source).numpy().tobytes()
-        data = self.received(data if header and self.rank == source else None, size_of(header), source)
+        header = (
+            self.received(
+                torch.frombuffer(bytearray(header), dtype=torch.uint8) if header else None,
+                length,
+                source,
+            )
+            .numpy()
+            .tobytes()
+        )
+        data = self.received(
+            data if header and self.rank == source else None, size_of(header), source
+        )
         return mine if mine is not None else unpack_state(train_state, header, data)
 
     def received(self, given: torch.Tensor | None, length: int, source: int) -> torch.Tensor:
-        return self.peers.broadcast(torch.empty(length, dtype=torch.uint8) if given is None else given, source)
+        return self.peers.broadcast(
+            torch.empty(length, dtype=torch.uint8) if given is None else given, source
+        )
 
     def load(self) -> TrainLoop:
         loop, board = super().load(), self.control.heartbeats
@@ -247,42 +364,73 @@ class InPlaceSession(Session):
         train_step = self.in_place(loop)
         train_step.assign(self.peers, self.heartbeat, partial(board.store_rank_state, self.rank))
         train_step.keep_state(loop.global_step, loop.loss)
-        loop.checkpoint_owed |= self.order.memory == SURVIVORS and loop.global_step > 0 and not submitted(self.layout, self.order)
+        loop.checkpoint_owed |= (
+            self.order.memory == SURVIVORS
+            and loop.global_step > 0
+            and not submitted(self.layout, self.order)
+        )
         return loop
 
     def leave_attempt(self) -> LeftAttempt:
-        """Close what belongs to this attempt, write the survivor report, keep the rest for the next attempt.
+        """Close what belongs to this attempt, write the survivor report, keep the rest for the next
+        attempt.
 
         EcrlError if recovery is from memory and this rank had no state yet.
         """
         self.injector.disarm()
         from_memory = recovery_of(self.config).from_memory
         if self.train_state is None and from_memory:
-            raise EcrlError("recovery", "a rank died before this one had a state to go on from", "the attempt begins anew", code="no_state")
+            raise EcrlError(
+                "recovery",
+                "a rank died before this one had a state to go on from",
+                "the attempt begins anew",
+                code="no_state",
+            )
         resolved = self.resolve_interrupted_step() if self.train_state else InterruptedStep()
         step = self.loop.global_step if self.loop else self.order.resume_step
         if self.loop:
             self.loop.strategy.close()
             self.loop.journal.close()
-            self.kept.loop, self.kept.ready = self.loop, WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.train_state)
+            self.kept.loop, self.kept.ready = (
+                self.loop,
+                WarmTrainer(self.loop.train_step, self.loop.sampler, self.loop.train_state),
+            )
         self.clock.switch("idle")
         self.clock.close()
         digest = self.train_state.state_digest() if self.train_state and from_memory else ""
-        said = (step, self.order.attempt, self.rank, self.peers.alive, resolved.redone, resolved.layers, digest)
+        said = (
+            step,
+            self.order.attempt,
+            self.rank,
+            self.peers.alive,
+            resolved.redone,
+            resolved.layers,
+            digest,
+        )
         survivor_report = SurvivorReport(*said, monotonic(), wall())
         write_whole(self.logs.survivor_report(self.rank), line_of(survivor_report))
         if self.loop and survivor_report.redone:
-            enter(self.logs, survivor_report, self.loop.sampler, self.world_size, self.config.recovery.name)
+            enter(
+                self.logs,
+                survivor_report,
+                self.loop.sampler,
+                self.world_size,
+                self.config.recovery.name,
+            )
         return LeftAttempt(self.rank, os.getpid(), self.order.attempt, step, survivor_report.alive)
 
     def resolve_interrupted_step(self) -> InterruptedStep:
-        """Finish or drop the step that peers' deaths interrupted; every survivor calls it once, before it leaves the attempt.
+        """Finish or drop the step that peers' deaths interrupted; every survivor calls it once,
+        before it leaves the attempt.
 
-        Default: only reports the exchanges that were repeated. The step was finished without the dead ranks, or was rolled back and is repeated.
+        Default: only reports the exchanges that were repeated. The step was finished without the
+        dead ranks, or was rolled back and is repeated.
         """
         assert self.train_state
         redone = tuple(self.peers.redone)
-        return InterruptedStep(redone, layers_of(self.train_state.model, self.peers.parameters) if redone else ())
+        return InterruptedStep(
+            redone, layers_of(self.train_state.model, self.peers.parameters) if redone else ()
+        )
 
     @staticmethod
     def in_place(loop: TrainLoop) -> InPlaceTrainStep:
@@ -297,7 +445,9 @@ class InPlaceSession(Session):
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
-    """What a spare prepares before it is needed: imports, data set, model, optimizer, and a first (slow) forward and backward pass."""
+    """What a spare prepares before it is needed: imports, data set, model, optimizer, and a first
+    (slow) forward and backward pass.
+    """
     carried = CarriedState(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)
     dataset = build_dataset(config.dataset)
@@ -312,18 +462,32 @@ def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
     session: type[InPlaceSession] = recovery_of(config).load_session()
     train_step = session.in_place_step(config, model, optimizer, warm_up, HeartbeatWriter(None, 0))
     sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
-    carried.ready = WarmTrainer(train_step, sampler, TrainState(model, optimizer, train_step.scheduler, train_step.scaler, sampler, 0, 1))
+    carried.ready = WarmTrainer(
+        train_step,
+        sampler,
+        TrainState(model, optimizer, train_step.scheduler, train_step.scaler, sampler, 0, 1),
+    )
     return carried
 
 
 def warm_up_model(model: torch.nn.Module, warm_up: WarmUp, samples: int) -> None:
-    """One forward and backward pass on zeros, to select kernels and allocate memory. Leaves `model` as it was."""
+    """One forward and backward pass on zeros, to select kernels and allocate memory. Leaves `model`
+    as it was.
+    """
     before = [buffer.clone() for buffer in model.buffers()]
     warm_up.iterate(model, samples)
     model.zero_grad(set_to_none=True)
     put_back(model.buffers(), before)
 
 
-def _parts(train_state: TrainState) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
+def _parts(
+    train_state: TrainState,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, Stateful, Stateful | None, Sampler]:
     """Components without rank and peers."""
-    return train_state.model, train_state.optimizer, train_state.scheduler, train_state.scaler, train_state.sampler
+    return (
+        train_state.model,
+        train_state.optimizer,
+        train_state.scheduler,
+        train_state.scaler,
+        train_state.sampler,
+    )

@@ -1,4 +1,6 @@
-"""The losses of our tasks (config/tasks.py): the forward pass of a batch, and its mean loss in float32 whatever the precision of the pass."""
+"""The losses of our tasks (config/tasks.py): the forward pass of a batch, and its mean loss in
+float32 whatever the precision of the pass.
+"""
 
 from __future__ import annotations
 

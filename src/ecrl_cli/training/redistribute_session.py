@@ -1,7 +1,9 @@
-"""Session of `recovery=redistribute`: survivors compute an interrupted mini-batch among themselves, bit for bit as it would have been.
+"""Session of `recovery=redistribute`: survivors compute an interrupted mini-batch among themselves,
+bit for bit as it would have been.
 
-A step with fixed replicas depends neither on the number of ranks nor on which of them computes a replica (`replicas.py`). So the survivors roll the
-step back, share all replicas, the dead ranks' too, and do it again: the same samples, the same streams, the same order of additions.
+A step with fixed replicas depends neither on the number of ranks nor on which of them computes a
+replica (`replicas.py`). So the survivors roll the step back, share all replicas, the dead ranks'
+too, and do it again: the same samples, the same streams, the same order of additions.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from ecrl_cli.training.train_step import InPlaceTrainStep, Keep, StepResult, War
 
 
 class FaultTolerantReplicaTrainStep:
-    """A step with fixed replicas whose exchange survivors can abort: nothing is updated before it is complete on every rank."""
+    """A step with fixed replicas whose exchange survivors can abort: nothing is updated before it
+    is complete on every rank.
+    """
 
     def __init__(self, step: ReplicaTrainStep) -> None:
         self._step, self.interrupted = step, 0
@@ -34,10 +38,14 @@ class FaultTolerantReplicaTrainStep:
     def scaler(self) -> Any:
         return self._step.scaler
 
-    def assign(self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep) -> None:
+    def assign(
+        self, peers: FaultTolerantGroup, heartbeat: HeartbeatWriter, store_rank_state: Keep
+    ) -> None:
         """Join the group `peers`, with this rank's share of the replicas among its ranks."""
         self._peers, self.interrupted = peers, 0
-        self._step = replace(self._step, heartbeat=heartbeat).shared(peers.rank, len(peers.alive), peers)
+        self._step = replace(self._step, heartbeat=heartbeat).shared(
+            peers.rank, len(peers.alive), peers
+        )
 
     def keep_state(self, global_step: int, loss: float) -> None:
         """Nothing: between steps all ranks have the same generators and the same loss."""
@@ -58,6 +66,12 @@ class FaultTolerantReplicaTrainStep:
 class RedistributeSession(InPlaceSession):
     @staticmethod
     def in_place_step(
-        config: RunConfig, model: torch.nn.Module, optimizer: torch.optim.Optimizer, warm_up: WarmUp, heartbeat: HeartbeatWriter
+        config: RunConfig,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        warm_up: WarmUp,
+        heartbeat: HeartbeatWriter,
     ) -> InPlaceTrainStep:
-        return FaultTolerantReplicaTrainStep(ReplicaTrainStep.of(config, model, optimizer, warm_up.device, heartbeat))
+        return FaultTolerantReplicaTrainStep(
+            ReplicaTrainStep.of(config, model, optimizer, warm_up.device, heartbeat)
+        )

@@ -1,4 +1,6 @@
-"""How the ranks of one attempt find each other: what a launcher passes to `training.worker.run_rank`."""
+"""How the ranks of one attempt find each other: what a launcher passes to
+`training.worker.run_rank`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ class TcpStoreAddress:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A rank, the world size and the store. `store` None: torch takes them from the environment that torchrun sets ("env://").
+    """A rank, the world size and the store. `store` None: torch takes them from the environment
+    that torchrun sets ("env://").
 
-    `attended`: whether the supervisor is on this machine, so that its sockets can be reached. `before`: number of ranks on lower-numbered nodes.
+    `attended`: whether the supervisor is on this machine, so that its sockets can be reached.
+    `before`: number of ranks on lower-numbered nodes.
     """
 
     rank: int
@@ -36,12 +40,15 @@ class Rendezvous:
 def from_environment(environment: Mapping[str, str]) -> Rendezvous:
     """The rendezvous of a rank that torchrun started.
 
-    On several nodes rank 0 must be on the node of the supervisor and its writer: ranks are numbered by ECRL_NODE, the node's number from
-    srun (0: the supervisor's). The group is formed in the store that the agents share.
+    On several nodes rank 0 must be on the node of the supervisor and its writer: ranks are numbered
+    by ECRL_NODE, the node's number from srun (0: the supervisor's). The group is formed in the
+    store that the agents share.
     """
     world_size, node = int(environment["WORLD_SIZE"]), environment.get("ECRL_NODE")
     if node is None:
         return Rendezvous(int(environment["RANK"]), world_size)
     before = int(node) * int(environment["LOCAL_WORLD_SIZE"])
     store = TcpStoreAddress(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), "ecrl")
-    return Rendezvous(before + int(environment["LOCAL_RANK"]), world_size, store, node == "0", before)
+    return Rendezvous(
+        before + int(environment["LOCAL_RANK"]), world_size, store, node == "0", before
+    )

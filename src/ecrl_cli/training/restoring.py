@@ -1,4 +1,6 @@
-"""Restores a rank's state from what the supervisor chose: a snapshot in memory, a checkpoint of the store, or one of another checkpointer."""
+"""Restores a rank's state from what the supervisor chose: a snapshot in memory, a checkpoint of the
+store, or one of another checkpointer.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,23 @@ from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.storage.files import write_json
 
 
-def restore(train_state: TrainState, config: RunConfig, layout: RunLayout, order: AttemptSpec, snapshots: SnapshotPair | None) -> TrainPosition:
+def restore(
+    train_state: TrainState,
+    config: RunConfig,
+    layout: RunLayout,
+    order: AttemptSpec,
+    snapshots: SnapshotPair | None,
+) -> TrainPosition:
     """Restore `train_state` if there is something to resume from; returns this rank's position.
 
-    Unreadable where another checkpointer cannot load what it wrote. That is put on record first: the next attempt does not choose it again.
+    Unreadable where another checkpointer cannot load what it wrote. That is put on record first:
+    the next attempt does not choose it again.
     """
     if order.memory == SNAPSHOT:
         assert snapshots is not None
-        loaded = load_snapshot(snapshots, order.resume_step, order.snapshot_sha256, config.checkpoint.digest)
+        loaded = load_snapshot(
+            snapshots, order.resume_step, order.snapshot_sha256, config.checkpoint.digest
+        )
         return train_state.become(loaded.tensors, loaded.train)
     source = order.resume_from
     if source is None:
@@ -36,15 +47,24 @@ def restore(train_state: TrainState, config: RunConfig, layout: RunLayout, order
     try:
         return restore_foreign(train_state, kind, path, sha256)
     except Unreadable as error:
-        found = Unloadable(order.attempt, train_state.rank, source.path, sha256, layout.relative_text(error.fact))
-        write_json(layout.attempt(order.attempt).unloadable(train_state.rank), encode(found))  # the next launch reads it
+        found = Unloadable(
+            order.attempt, train_state.rank, source.path, sha256, layout.relative_text(error.fact)
+        )
+        # the next launch reads it
+        write_json(layout.attempt(order.attempt).unloadable(train_state.rank), encode(found))
         raise
 
 
-def record_restored(train_state: TrainState, at: TrainPosition, layout: RunLayout, order: AttemptSpec) -> None:
-    """Record digests of the restored state, if this rank resumed: verify compares them with what was saved."""
+def record_restored(
+    train_state: TrainState, at: TrainPosition, layout: RunLayout, order: AttemptSpec
+) -> None:
+    """Record digests of the restored state, if this rank resumed: verify compares them with what
+    was saved.
+    """
     if not order.restored_digests or not (order.resume_from or order.memory):
         return
     found = train_state.rank_digests(at)
     restored = RestoredState(order.attempt, at.global_step, found.rank, found.state)
-    write_json(layout.attempt(order.attempt).restored(train_state.rank), encode(restored), durable=False)
+    write_json(
+        layout.attempt(order.attempt).restored(train_state.rank), encode(restored), durable=False
+    )

@@ -1,4 +1,6 @@
-"""What a rank sets up around the training loop: determinism, process group, data, model, state; and the final record."""
+"""What a rank sets up around the training loop: determinism, process group, data, model, state; and
+the final record.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,14 @@ from ecrl_cli.training.replicas import ReplicaTrainStep
 from ecrl_cli.training.restoring import record_restored, restore
 from ecrl_cli.training.state_digests import DigestSchedule
 from ecrl_cli.training.train_loop import TrainLoop
-from ecrl_cli.training.train_step import DataParallelTrainStep, InPlaceTrainStep, TaskUpdate, TrainStep, WarmUp, wrap
+from ecrl_cli.training.train_step import (
+    DataParallelTrainStep,
+    InPlaceTrainStep,
+    TaskUpdate,
+    TrainStep,
+    WarmUp,
+    wrap,
+)
 
 REPORT_EVERY_S = 0.05
 
@@ -52,7 +61,15 @@ REPORT_EVERY_S = 0.05
 class Session:
     """One rank in one attempt, from rendezvous to final record."""
 
-    def __init__(self, config: RunConfig, layout: RunLayout, order: AttemptSpec, rendezvous: Rendezvous, clock: SpanClock, control: Control) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: RunLayout,
+        order: AttemptSpec,
+        rendezvous: Rendezvous,
+        clock: SpanClock,
+        control: Control,
+    ) -> None:
         self.config, self.layout, self.order, self.rendezvous = config, layout, order, rendezvous
         self.clock, self.control = clock, control
         self.logs = layout.attempt(order.attempt)
@@ -72,7 +89,9 @@ class Session:
         self.clock.switch("load")
         self.heartbeat.phase("loading")
         if self.injector.meets:
-            self.injector.meet([int(pid) for pid in self.peers.all_gather(torch.tensor([os.getpid()]))])
+            self.injector.meet(
+                [int(pid) for pid in self.peers.all_gather(torch.tensor([os.getpid()]))]
+            )
         self.injector.at_start("load", self.order)
         self.report(self.order.resume_step, "loading")
         loop = self.loop = self.load()
@@ -94,7 +113,9 @@ class Session:
         return dataset, describe(dataset)
 
     def load(self) -> TrainLoop:
-        """Build the training loop, restored from the state that the supervisor chose; the RNG comes last."""
+        """Build the training loop, restored from the state that the supervisor chose; the RNG comes
+        last.
+        """
         config = self.config
         dataset, record = self.data()
         self.agree_on(record)
@@ -107,7 +128,9 @@ class Session:
             rank=self.rank,
             world_size=self.world_size,
             train_step=train_step,
-            loader=BatchLoader(dataset, config.seed, config.dataset.augment, config.checkpoint.digest),
+            loader=BatchLoader(
+                dataset, config.seed, config.dataset.augment, config.checkpoint.digest
+            ),
             sampler=sampler,
             train_state=train_state,
             strategy=self.strategy(train_state),
@@ -125,21 +148,31 @@ class Session:
             checkpoint_owed=self.order.memory == SNAPSHOT,  # chosen because no checkpoint is as new
         )
 
-    def state(self, record: DatasetRecord) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
-        """Train step, sampler and state, initialised from the seed (to be restored, if the run resumes)."""
+    def state(
+        self, record: DatasetRecord
+    ) -> tuple[TrainStep, ResumableGlobalBatchSampler, TrainState]:
+        """Train step, sampler and state, initialised from the seed (to be restored, if the run
+        resumes).
+        """
         config = self.config
         model = self.model(record)
         optimizer = build_optimizer(config.optimizer, model.parameters())
         train_step = self.train_step(model, optimizer, record)
         replicas = config.elastic.replicas
-        sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed, replicas)
+        sampler = ResumableGlobalBatchSampler(
+            record.size, config.global_batch, config.seed, replicas
+        )
         parts = (model, optimizer, train_step.scheduler, train_step.scaler, sampler)
-        train_state = TrainState(*parts, self.rank, self.world_size, self.peers, replicas > 0, config.checkpoint.digest)
+        train_state = TrainState(
+            *parts, self.rank, self.world_size, self.peers, replicas > 0, config.checkpoint.digest
+        )
         self.seed_generators()
         return train_step, sampler, train_state
 
     def seed_generators(self) -> None:
-        """Seed this rank's streams, or with replicas the state between steps, which is the same on every rank."""
+        """Seed this rank's streams, or with replicas the state between steps, which is the same on
+        every rank.
+        """
         replicas = self.config.elastic.replicas
         if replicas:
             seed_replica(self.config.seed, self.order.resume_step, replicas)
@@ -155,21 +188,39 @@ class Session:
         """A step with plain data parallelism, or with `elastic.replicas` fixed replicas."""
         config, device = self.config, self.device
         if config.elastic.replicas:
-            return ReplicaTrainStep.of(config, model, optimizer, device, self.heartbeat).shared(self.rank, self.world_size)
+            return ReplicaTrainStep.of(config, model, optimizer, device, self.heartbeat).shared(
+                self.rank, self.world_size
+            )
         scheduler, scaler = (
             build_scheduler(config.optimizer, optimizer, config.target_steps, config.continued_at),
             build_scaler(config.precision, device),
         )
-        ddp = wrap(model, WarmUp.of(config, record, device), device_ids=[device.index] if device.type == "cuda" else None)
-        model.register_forward_pre_hook(lambda *given: self.heartbeat.work())  # before it DDP waits for others
+        ddp = wrap(
+            model,
+            WarmUp.of(config, record, device),
+            device_ids=[device.index] if device.type == "cuda" else None,
+        )
+        # before it DDP waits for others
+        model.register_forward_pre_hook(lambda *given: self.heartbeat.work())
         cast, loss = autocast(config.precision, device), TASKS.of(config.task.name).load()
         own_update = TaskUpdate.of(config, model, optimizer)
-        return DataParallelTrainStep(ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss, own_update)
+        return DataParallelTrainStep(
+            ddp, optimizer, scheduler, scaler, device, cast, self.heartbeat, loss, own_update
+        )
 
     def evaluator(self, dataset: SampleSet, train_state: TrainState) -> Evaluator:
         cast = autocast(self.config.precision, self.device)
         held_out = self.held_out(dataset)
-        return Evaluator(self.config, self.layout, self.order.attempt, held_out, train_state, cast, self.heartbeat, self.clock)
+        return Evaluator(
+            self.config,
+            self.layout,
+            self.order.attempt,
+            held_out,
+            train_state,
+            cast,
+            self.heartbeat,
+            self.clock,
+        )
 
     def held_out(self, dataset: SampleSet) -> SampleSet:
         return held_out_of(dataset)
@@ -177,21 +228,38 @@ class Session:
     def strategy(self, train_state: TrainState) -> Strategy:
         told = (self.heartbeat.again, lambda text: self.control.notice(self.rank, text))
         own = self.store() if strategy_of(self.config).writes_in_rank else None
-        given = (self.config, train_state, self.layout, self.order.attempt, self.clock, own, self.control.snapshots)
+        given = (
+            self.config,
+            train_state,
+            self.layout,
+            self.order.attempt,
+            self.clock,
+            own,
+            self.control.snapshots,
+        )
         return make_strategy(StrategyInputs(*given, *told))
 
     def store(self) -> CheckpointStore:
         """The store that this rank writes through; each file-system call writes a heartbeat."""
-        store = store_for(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)), self.layout, self.order.pending)
+        store = store_for(
+            self.layout.checkpoints,
+            StoreConfig.of(self.config, run_id(self.config)),
+            self.layout,
+            self.order.pending,
+        )
         store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
         return store
 
     def restore(self, train_state: TrainState) -> TrainPosition:
-        """Restore `train_state` if there is something to resume from; returns this rank's position."""
+        """Restore `train_state` if there is something to resume from; returns this rank's
+        position.
+        """
         return restore(train_state, self.config, self.layout, self.order, self.control.snapshots)
 
     def agree_on(self, record: DatasetRecord) -> None:
-        """Write dataset.json once. ConfigError if the data set changed since: the batches would not match."""
+        """Write dataset.json once. ConfigError if the data set changed since: the batches would not
+        match.
+        """
         path = self.layout.dataset
         if not path.exists():
             if self.rank == 0:
@@ -206,8 +274,9 @@ class Session:
             )
 
     def report(self, global_step: int, phase: str, loss: float | None = None) -> None:
-        """Report progress to the supervisor; only rank 0 does. Of steps in quick succession some are left out: each report wakes the supervisor,
-        which shares the cores with the ranks. Every change of phase and every tenth of the run is reported.
+        """Report progress to the supervisor; only rank 0 does. Of steps in quick succession some
+        are left out: each report wakes the supervisor, which shares the cores with the ranks. Every
+        change of phase and every tenth of the run is reported.
         """
         if self.rank != 0:
             return
@@ -217,7 +286,9 @@ class Session:
             self.control.progress(Progress(global_step, phase, now, loss))
 
     def finish(self, loop: TrainLoop, loss: float) -> None:
-        """Stop the goodput clock, then write the final digests: only a run with this record reached its target."""
+        """Stop the goodput clock, then write the final digests: only a run with this record reached
+        its target.
+        """
         at, time = self.clock.switch("idle"), wall()
         self.heartbeat.phase("done")
         digests, ranks = loop.train_state.digests(), loop.train_state.rank_states(loop.progress())
@@ -243,7 +314,9 @@ class Session:
         self.clock.switch("idle")
         loop.strategy.close()
         self.clock.close()
-        self.peers.barrier()  # no rank exits while another may still send to it; the process then exits without destroying the group
+        # no rank exits while another may still send to it; the process then exits without
+        # destroying the group
+        self.peers.barrier()
 
 
 def final_accuracy(loop: TrainLoop) -> float | None:
@@ -255,7 +328,8 @@ def final_accuracy(loop: TrainLoop) -> float | None:
 
 
 def make_deterministic(config: RunConfig, rank: int) -> torch.device:
-    """Set threads, deterministic algorithms and the seed of the initial weights. Returns the device of local rank `rank`.
+    """Set threads, deterministic algorithms and the seed of the initial weights. Returns the device
+    of local rank `rank`.
 
     ConfigError if CUDA is asked for and not available, or has too few devices.
     """
@@ -268,16 +342,26 @@ def make_deterministic(config: RunConfig, rank: int) -> torch.device:
     if not use_cuda:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("device", f"CUDA is not available in this torch build ({torch.__version__})", "set device=cpu")
+        raise ConfigError(
+            "device",
+            f"CUDA is not available in this torch build ({torch.__version__})",
+            "set device=cpu",
+        )
     devices = torch.cuda.device_count()
     if rank >= devices and config.backend != "gloo":
-        raise ConfigError("world_size", f"rank {rank} has no CUDA device, {devices} visible", "lower world_size or set device=cpu")
+        raise ConfigError(
+            "world_size",
+            f"rank {rank} has no CUDA device, {devices} visible",
+            "lower world_size or set device=cpu",
+        )
     torch.cuda.set_device(rank % devices)
     return torch.device("cuda", rank % devices)
 
 
 def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) -> None:
-    """Form the process group: NCCL for CUDA tensors with gloo for CPU tensors; gloo alone on the CPU or with backend=gloo."""
+    """Form the process group: NCCL for CUDA tensors with gloo for CPU tensors; gloo alone on the
+    CPU or with backend=gloo.
+    """
     if config.backend == "nccl" and device.type != "cuda":
         raise ConfigError("backend", "nccl needs CUDA, this rank has none", "leave it out")
     timeout = timedelta(seconds=config.supervision.collective_timeout_s)
@@ -288,4 +372,10 @@ def join_group(config: RunConfig, rendezvous: Rendezvous, device: torch.device) 
         return
     store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     scoped = PrefixStore(address.prefix, store)
-    dist.init_process_group(backend, store=scoped, rank=rendezvous.rank, world_size=rendezvous.world_size, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=scoped,
+        rank=rendezvous.rank,
+        world_size=rendezvous.world_size,
+        timeout=timeout,
+    )

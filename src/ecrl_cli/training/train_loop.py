@@ -36,8 +36,9 @@ class Reporter(Protocol):
 
 @dataclass
 class TrainLoop:
-    """One rank's training loop from `global_step` (already done) to the target, or to `until`, the step after which a change of world size or a
-    graceful stop ends the attempt."""
+    """One rank's training loop from `global_step` (already done) to the target, or to `until`, the
+    step after which a change of world size or a graceful stop ends the attempt.
+    """
 
     config: RunConfig
     attempt: int
@@ -61,22 +62,34 @@ class TrainLoop:
     state_digest: str = ""  # that of the last step, if one was logged after it
     evaluator: Evaluator | None = None  # None: quality is not measured
     stopping: bool = False  # whether `until` was agreed on because the run is to stop
-    checkpoint_owed: bool = False  # whether the step that this attempt continues from is in memory only, so that a checkpoint due at it is missing
+    # whether the step that this attempt continues from is in memory only, so that a checkpoint due
+    # at it is missing
+    checkpoint_owed: bool = False
 
     @property
     def end(self) -> int:
         return self.config.target_steps if self.until is None else self.until
 
     def run(self) -> float:
-        """Train to the end and wait for checkpoints in flight; returns the last loss. Raises if the last step's checkpoint was due and failed."""
-        if self.global_step:  # faults planned at this boundary are still pending if the run was stopped before them
+        """Train to the end and wait for checkpoints in flight; returns the last loss. Raises if the
+        last step's checkpoint was due and failed.
+        """
+        # faults planned at this boundary are still pending if the run was stopped before them
+        if self.global_step:
             self.injector.at_boundary(self.global_step, self.flush)
         self.check_stop()
-        if self.evaluator is not None and self.global_step and self.evaluator.owed(self.global_step) and not self.stopping_here():
-            self.clock.global_step = self.global_step  # its time counts for the step that it follows
+        if (
+            self.evaluator is not None
+            and self.global_step
+            and self.evaluator.owed(self.global_step)
+            and not self.stopping_here()
+        ):
+            # its time counts for the step that it follows
+            self.clock.global_step = self.global_step
             self.evaluate(self.evaluator)
         if prepared := self.checkpoint_owed and self.checkpoint_due():
-            self.clock.global_step = self.global_step  # the save's time counts for the step that it saves
+            # the save's time counts for the step that it saves
+            self.clock.global_step = self.global_step
             self.strategy.prepare()
             self.save(snapshot_taken=True)
         while self.global_step < self.end:
@@ -88,7 +101,11 @@ class TrainLoop:
                 self.clock.switch("warm_up")
                 self.strategy.prepare()
                 prepared = True
-            if self.evaluator is not None and evaluation_due(self.config, self.global_step) and not self.stopping_here():
+            if (
+                self.evaluator is not None
+                and evaluation_due(self.config, self.global_step)
+                and not self.stopping_here()
+            ):
                 self.evaluate(self.evaluator)
             if self.checkpoint_due():
                 self.save()
@@ -102,16 +119,22 @@ class TrainLoop:
         return self.loss
 
     def evaluate(self, evaluator: Evaluator) -> None:
-        """Measure quality, before the checkpoint of the step: who resumes from that finds it on record, but for one that a stop left out."""
+        """Measure quality, before the checkpoint of the step: who resumes from that finds it on
+        record, but for one that a stop left out.
+        """
         self.report(self.global_step, "evaluating", self.loss)
         evaluator.evaluate(self.global_step)
 
     def stopping_here(self) -> bool:
-        """Whether this is the step after which the run stops: its grace time is for the checkpoint, and the next attempt evaluates."""
+        """Whether this is the step after which the run stops: its grace time is for the checkpoint,
+        and the next attempt evaluates.
+        """
         return self.stopping and self.global_step == self.until
 
     def save(self, *, snapshot_taken: bool = False) -> None:
-        """Save a checkpoint. `snapshot_taken`: an earlier attempt did the step and it is in memory already, so no snapshot is taken."""
+        """Save a checkpoint. `snapshot_taken`: an earlier attempt did the step and it is in memory
+        already, so no snapshot is taken.
+        """
         self.report(self.global_step, "saving", self.loss)
         self.heartbeat.phase("saving")
         self.injector.before_save(self.global_step)
@@ -124,14 +147,17 @@ class TrainLoop:
         self.strategy.snapshot(self.progress())
 
     def flush(self) -> None:
-        """Wait for all checkpoints in flight. In phase `flushing` a rank does not count as hung while the writer makes progress."""
+        """Wait for all checkpoints in flight. In phase `flushing` a rank does not count as hung
+        while the writer makes progress.
+        """
         self.heartbeat.phase("flushing")
         self.strategy.flush()
 
     def check_stop(self) -> None:
         """If all ranks are to stop after a step, make it the last one of this attempt.
 
-        Called between a step and its checkpoint: a rank that missed the request a step earlier sees it here, so that all save together.
+        Called between a step and its checkpoint: a rank that missed the request a step earlier sees
+        it here, so that all save together.
         """
         last = self.heartbeat.stop_after(self.global_step)
         if last is not None and last < self.end:
@@ -158,10 +184,14 @@ class TrainLoop:
         """LossNotFinite before the step is logged or saved: no later attempt may resume from it."""
         if not math.isfinite(self.loss):
             fact = f"is {self.loss} at step {self.global_step + 1} on rank {self.rank}"
-            raise LossNotFinite("loss", fact, "if it comes back after a restart, lower optimizer.lr")
+            raise LossNotFinite(
+                "loss", fact, "if it comes back after a restart, lower optimizer.lr"
+            )
 
     def log(self, batch: Batch, epoch: int, cursor: int, began: float, result: StepResult) -> None:
-        """Write the step's log line. It is handed to the kernel before any barrier that precedes a capture."""
+        """Write the step's log line. It is handed to the kernel before any barrier that precedes a
+        capture.
+        """
         now = monotonic()
         due = self.digests is not None and self.digests.due(self.global_step)
         digests = self.train_state.rank_digests(self.progress()) if due else None
@@ -182,7 +212,9 @@ class TrainLoop:
             time=wall(),
             state_digest=digests.state if digests else None,
             inputs_hash=batch.inputs_hash,
-            components={name: getattr(digests.rank, name) for name in RANK_COMPONENTS} if digests else None,
+            components=(
+                {name: getattr(digests.rank, name) for name in RANK_COMPONENTS} if digests else None
+            ),
             lr=settings.lr,
             loss_scale=settings.loss_scale,
             growth_tracker=settings.growth_tracker,
@@ -193,15 +225,28 @@ class TrainLoop:
         self.line_chain = hashlib.sha256(self.line_chain.encode() + written).hexdigest()
 
     def checkpoint_due(self) -> bool:
-        last = self.global_step == self.end and (self.until is not None or self.config.checkpoint.final)
+        last = self.global_step == self.end and (
+            self.until is not None or self.config.checkpoint.final
+        )
         last |= self.config.checkpoint.final and self.global_step in self.config.continued_at
         return last or self.global_step % self.config.checkpoint.every == 0
 
     def snapshot_due(self) -> bool:
-        return strategy_of(self.config).snapshots > 0 and self.global_step % self.config.checkpoint.memory_every == 0
+        return (
+            strategy_of(self.config).snapshots > 0
+            and self.global_step % self.config.checkpoint.memory_every == 0
+        )
 
     def progress(self) -> TrainPosition:
         """The run's position: the window that the next step consumes."""
         loss = self.loss if math.isfinite(self.loss) else None
         cursor = self.sampler
-        return TrainPosition(self.global_step, cursor.epoch, cursor.cursor_step, self.config.seed, self.line_chain, loss, self.state_digest)
+        return TrainPosition(
+            self.global_step,
+            cursor.epoch,
+            cursor.cursor_step,
+            self.config.seed,
+            self.line_chain,
+            loss,
+            self.state_digest,
+        )

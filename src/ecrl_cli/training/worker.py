@@ -1,6 +1,8 @@
-"""One rank's process: connects to the supervisor, joins the group, loads, trains to the target, records its final state.
+"""One rank's process: connects to the supervisor, joins the group, loads, trains to the target,
+records its final state.
 
-`run_rank` in a process forked by the zygote or by torchrun's agent. Configuration and attempt specification are read from the run directory.
+`run_rank` in a process forked by the zygote or by torchrun's agent. Configuration and attempt
+specification are read from the run directory.
 """
 
 from __future__ import annotations
@@ -19,10 +21,24 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.processes import print_to
 from ecrl_cli.records.journal import Journal, read_json
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, AttemptSpec, Hello, LeftAttempt, Progress, RankError, SpareReady
+from ecrl_cli.records.messages import (
+    Assignment,
+    AttemptSpec,
+    Hello,
+    LeftAttempt,
+    Progress,
+    RankError,
+    SpareReady,
+)
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.span_clock import SpanClock
-from ecrl_cli.training.control_client import Control, HeartbeatWriter, NullControl, answer_stack_dumps, silence_stack_dumps
+from ecrl_cli.training.control_client import (
+    Control,
+    HeartbeatWriter,
+    NullControl,
+    answer_stack_dumps,
+    silence_stack_dumps,
+)
 from ecrl_cli.training.rendezvous import Rendezvous, TcpStoreAddress
 
 if TYPE_CHECKING:
@@ -31,7 +47,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A rank's place in an attempt. `started`: when its process began to work for it. `kept`: what the process carries from earlier attempts."""
+    """A rank's place in an attempt. `started`: when its process began to work for it. `kept`: what
+    the process carries from earlier attempts.
+    """
 
     attempt: int
     rendezvous: Rendezvous
@@ -40,12 +58,16 @@ class RankAssignment:
 
 
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
-    """Run a rank to its end; returns its exit code. Expected errors are reported to the supervisor in one line."""
+    """Run a rank to its end; returns its exit code. Expected errors are reported to the supervisor
+    in one line.
+    """
     return _serve(RunLayout(run_dir), RankAssignment(attempt, rendezvous, started))
 
 
 def run_spare(run_dir: Path, store: TcpStoreAddress, started: float) -> int:
-    """Run a warm spare, which becomes a rank when it is needed; its time counts only from then on. Returns its exit code."""
+    """Run a warm spare, which becomes a rank when it is needed; its time counts only from then on.
+    Returns its exit code.
+    """
     del started
     layout = RunLayout(run_dir)
     from ecrl_cli.training.in_place_session import warmed_up
@@ -72,21 +94,38 @@ def _serve(layout: RunLayout, assignment: RankAssignment) -> int:
 
 
 def _take_part(layout: RunLayout, assignment: RankAssignment, memory: int) -> RankAssignment | int:
-    """Run one attempt; returns the next assignment if the rank survived others' deaths, else the exit code."""
+    """Run one attempt; returns the next assignment if the rank survived others' deaths, else the
+    exit code.
+    """
     rank = assignment.rendezvous.rank
     hello = Hello(rank, os.getpid(), assignment.attempt, assignment.started, stacks=memory)
     control = Control(layout, hello) if assignment.rendezvous.attended else NullControl()
     try:
         departed = _train(layout, assignment, control)
         reassigned = control.leave(departed[0]) if departed else None
-        return _next(layout, reassigned, assignment.rendezvous.store, departed[1]) if departed and reassigned else 0
+        return (
+            _next(layout, reassigned, assignment.rendezvous.store, departed[1])
+            if departed and reassigned
+            else 0
+        )
     except (EcrlError, OSError) as raised:
         if isinstance(raised, (ConnectionError, TimeoutError)):  # a peer's; a restart may help
             control.trouble(_unexpected(rank, raised))
             raise
-        error = raised if isinstance(raised, EcrlError) else StorageError.of("rank", raised.filename or layout.root, raised)
+        error = (
+            raised
+            if isinstance(raised, EcrlError)
+            else StorageError.of("rank", raised.filename or layout.root, raised)
+        )
         sys.stderr.write(f"ecrl: error: {error.line()}\n")
-        control.trouble(RankError(rank, error.line(), error.exit_code, peers_corrupted=isinstance(error, LossNotFinite)))
+        control.trouble(
+            RankError(
+                rank,
+                error.line(),
+                error.exit_code,
+                peers_corrupted=isinstance(error, LossNotFinite),
+            )
+        )
         return error.exit_code
     except Exception as error:
         control.trouble(_unexpected(rank, error))
@@ -99,10 +138,19 @@ def _unexpected(rank: int, error: Exception) -> RankError:
     return RankError(rank, first_line(error, 500), 1)
 
 
-def _train(layout: RunLayout, assignment: RankAssignment, control: Control) -> tuple[LeftAttempt, CarriedState] | None:
-    """Train one attempt; returns the message for the supervisor and the state to carry over if the attempt ended because peers died, else None."""
+def _train(
+    layout: RunLayout, assignment: RankAssignment, control: Control
+) -> tuple[LeftAttempt, CarriedState] | None:
+    """Train one attempt; returns the message for the supervisor and the state to carry over if the
+    attempt ended because peers died, else None.
+    """
     logs, rank = layout.attempt(assignment.attempt), assignment.rendezvous.rank
-    clock = SpanClock(Journal(logs.spans(rank)), assignment.attempt, assignment.started, "rendezvous" if assignment.kept else "import")
+    clock = SpanClock(
+        Journal(logs.spans(rank)),
+        assignment.attempt,
+        assignment.started,
+        "rendezvous" if assignment.kept else "import",
+    )
     order = decode(AttemptSpec, read_json(logs.launch))
     control.attach()
     HeartbeatWriter(control.heartbeats, rank).phase("importing")
@@ -111,11 +159,18 @@ def _train(layout: RunLayout, assignment: RankAssignment, control: Control) -> t
         control.progress(Progress(order.resume_step, "importing", monotonic()))
     config = read_run_config(layout).config
     if survivors_stay(config):
-        from ecrl_cli.training.in_place_session import CarriedState  # imports torch, which is timed separately and comes after the Hello
+        # imports torch, which is timed separately and comes after the Hello
+        from ecrl_cli.training.in_place_session import CarriedState
 
-        assert assignment.rendezvous.store is not None, "only ranks that share a store outlive others"
-        kept = assignment.kept or CarriedState(assignment.rendezvous.store, config.supervision.collective_timeout_s)
-        session: InPlaceSession = recovery_of(config).load_session()(config, layout, order, assignment.rendezvous, clock, control)
+        assert assignment.rendezvous.store is not None, (
+            "only ranks that share a store outlive others"
+        )
+        kept = assignment.kept or CarriedState(
+            assignment.rendezvous.store, config.supervision.collective_timeout_s
+        )
+        session: InPlaceSession = recovery_of(config).load_session()(
+            config, layout, order, assignment.rendezvous, clock, control
+        )
         left = session.take_part(kept)
         return (left, kept) if left else None
     from ecrl_cli.training.session import Session
@@ -124,8 +179,12 @@ def _train(layout: RunLayout, assignment: RankAssignment, control: Control) -> t
     return None
 
 
-def _next(layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: CarriedState) -> RankAssignment:
-    """The rank's next place, as the supervisor assigned it; redirects output to the log of that attempt."""
+def _next(
+    layout: RunLayout, assignment: Assignment, store: TcpStoreAddress | None, kept: CarriedState
+) -> RankAssignment:
+    """The rank's next place, as the supervisor assigned it; redirects output to the log of that
+    attempt.
+    """
     assert store is not None
     logs = layout.attempt(assignment.attempt)
     print_to(logs.output)

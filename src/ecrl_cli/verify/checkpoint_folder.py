@@ -1,4 +1,6 @@
-"""Compares the checkpoint folder with the journals: no unaccounted checkpoint, sizes as recorded, pointers that name existing checkpoints."""
+"""Compares the checkpoint folder with the journals: no unaccounted checkpoint, sizes as recorded,
+pointers that name existing checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,26 @@ def check_folder(case: Case, notes: FindingBuilder) -> None:
 
 
 def writer_died(case: Case) -> bool:
-    """Whether a background writer may have died without a trace in the journals. A count of None: a record from before deaths were counted."""
-    return strategy_of(case.run.stored.config).needs_writer and any(session.writer_deaths != 0 for session in case.run.sessions)
+    """Whether a background writer may have died without a trace in the journals. A count of None: a
+    record from before deaths were counted.
+    """
+    return strategy_of(case.run.stored.config).needs_writer and any(
+        session.writer_deaths != 0 for session in case.run.sessions
+    )
 
 
 def lost_power(case: Case) -> bool:
-    """Whether the machine rebooted during the run: a name removed but not yet synced may be back."""
+    """Whether the machine rebooted during the run: a name removed but not yet synced may be
+    back.
+    """
     return len({session.boot_id for session in case.run.sessions}) > 1
 
 
 def tail_may_be_lost(case: Case, attempt: int) -> bool:
-    """Whether the last lines of the attempt's logs may never have reached the disk, as where the disk failed or power was lost: nothing records the
-    end of its supervisor. Not in a run that is still running."""
+    """Whether the last lines of the attempt's logs may never have reached the disk, as where the
+    disk failed or power was lost: nothing records the end of its supervisor. Not in a run that is
+    still running.
+    """
     a = case.attempt(attempt)
     session = case.run.session_of(a) if a else None
     running = case.live and session is not None and session is case.run.sessions[-1]
@@ -54,54 +64,107 @@ def tails_may_be_lost(case: Case, until: int) -> bool:
 
 def _check_names(case: Case, notes: FindingBuilder) -> None:
     mode, history = case.run.stored.config.write_mode, case.checkpoints
-    installed_whole = mode.atomic and mode.sync_directories and case.run.stored.config.checkpoint.layout == "group"
+    installed_whole = (
+        mode.atomic
+        and mode.sync_directories
+        and case.run.stored.config.checkpoint.layout == "group"
+    )
     refused = {step_of(rejected.path) for a in case.attempts for rejected in a.rejected}
-    failed = {line.global_step for line in checkpoint_events(case.run) if line.event in ("failed", "lost")}
+    failed = {
+        line.global_step for line in checkpoint_events(case.run) if line.event in ("failed", "lost")
+    }
     _check_superfluous(case, failed, notes)
     for c in case.disk:
         if c.step in history.end.retired and not lost_power(case):
-            notes.broken(f"{c.path} is there, attempt {history.end.retired[c.step].attempt} says that it was retired")
-        elif not c.report.ok and c.step not in history.end.live and c.step not in refused | failed and installed_whole:
-            notes.broken(f"{c.path} lies there, no line accounts for it, and the integrity check refuses it: {c.report.layer}: {c.report.reason}")
+            notes.broken(
+                f"{c.path} is there, attempt {history.end.retired[c.step].attempt} says that it was"
+                " retired"
+            )
+        elif (
+            not c.report.ok
+            and c.step not in history.end.live
+            and c.step not in refused | failed
+            and installed_whole
+        ):
+            notes.broken(
+                f"{c.path} lies there, no line accounts for it, and the integrity check refuses it:"
+                f" {c.report.layer}: {c.report.reason}"
+            )
 
 
 def _check_superfluous(case: Case, failed: set[int], notes: FindingBuilder) -> None:
-    """A run that came to its end kept no more than it was to: retention removes all others with the last save, unless a writer or the disk failed."""
-    if not case.completed or failed or writer_died(case) or any(line.event == "pointer_failed" for line in checkpoint_events(case.run)):
+    """A run that came to its end kept no more than it was to: retention removes all others with the
+    last save, unless a writer or the disk failed.
+    """
+    if (
+        not case.completed
+        or failed
+        or writer_died(case)
+        or any(line.event == "pointer_failed" for line in checkpoint_events(case.run))
+    ):
         return
     for step, attempt in sorted(case.checkpoints.end.superfluous.items()):
-        a, there = case.attempt(attempt), next((c for c in case.disk if c.step == step and c.report.ok), None)
+        a, there = (
+            case.attempt(attempt),
+            next((c for c in case.disk if c.step == step and c.report.ok), None),
+        )
         if there and step in case.checkpoints.end.live and a is case.attempts[-1]:
-            notes.broken(f"{there.path} is there, and {case.checkpoints.end.keep} newer ones are: retention was to remove it")
+            notes.broken(
+                f"{there.path} is there, and {case.checkpoints.end.keep} newer ones are: retention"
+                " was to remove it"
+            )
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:
-    """The manifest has as many bytes as were submitted and committed, if the journal line is of the checkpoint on disk."""
-    submitted = {(line.attempt, line.global_step): line.bytes for line in checkpoint_events(case.run) if line.event == "submitted"}
+    """The manifest has as many bytes as were submitted and committed, if the journal line is of the
+    checkpoint on disk.
+    """
+    submitted = {
+        (line.attempt, line.global_step): line.bytes
+        for line in checkpoint_events(case.run)
+        if line.event == "submitted"
+    }
     for c in case.disk:
         line = case.checkpoints.end.live.get(c.step)
-        if line is None or not c.report.ok or c.report.manifest is None or line.commit_sha256 != c.report.commit_sha256:
+        if (
+            line is None
+            or not c.report.ok
+            or c.report.manifest is None
+            or line.commit_sha256 != c.report.commit_sha256
+        ):
             continue
         size = sum(part.bytes for part in c.report.manifest.parts.values())
         recorded = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
         for event, count in recorded.items():
-            if count and count != size:  # 0: reconciliation, or a save without a writer, did not know the size
-                notes.broken(f"step {c.step} was {event} with {count} bytes, the manifest of {c.path} says {size}")
+            # 0: reconciliation, or a save without a writer, did not know the size
+            if count and count != size:
+                notes.broken(
+                    f"step {c.step} was {event} with {count} bytes, the manifest of {c.path} says"
+                    f" {size}"
+                )
         if line.reason is None and not line.bytes:
-            notes.broken(f"step {c.step} was committed with no bytes, the manifest of {c.path} says {size}")
+            notes.broken(
+                f"step {c.step} was committed with no bytes, the manifest of {c.path} says {size}"
+            )
 
 
 def _check_pointers(case: Case, notes: FindingBuilder) -> None:
-    """latest.json and latest_ok are hints, but must not be wrong: what they name exists, or was rejected since.
+    """latest.json and latest_ok are hints, but must not be wrong: what they name exists, or was
+    rejected since.
 
-    After a completed run they name the newest checkpoint, unless a line says that they could not be updated.
+    After a completed run they name the newest checkpoint, unless a line says that they could not be
+    updated.
     """
     folder = case.run.layout.checkpoints
     pointers: dict[str, str] = {}
     if (folder / LATEST).exists():
         document = _small(folder / LATEST)
         name = document.get("path") if isinstance(document, dict) else None
-        if not isinstance(name, str) or not STEP_NAME.match(name) or document.get("global_step") != step_of(name):
+        if (
+            not isinstance(name, str)
+            or not STEP_NAME.match(name)
+            or document.get("global_step") != step_of(name)
+        ):
             notes.broken(f"{LATEST} is no pointer to a checkpoint and its step")
         else:
             pointers[LATEST] = name
@@ -115,23 +178,43 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
     due = _pointed_to(case)
     for pointer, name in pointers.items():
         if name not in there | refused:
-            notes.broken(f"{pointer} names {name[:80]!r}, which is not there and was refused by no attempt")
+            notes.broken(
+                f"{pointer} names {name[:80]!r}, which is not there and was refused by no attempt"
+            )
         elif due is not None and name != due:
-            notes.broken(f"{pointer} names {name[:80]}, the newest checkpoint of the completed run is {due}")
+            notes.broken(
+                f"{pointer} names {name[:80]}, the newest checkpoint of the completed run is {due}"
+            )
 
 
 def _check_facts(case: Case, name: str, document: dict[str, Any], notes: FindingBuilder) -> None:
-    """What latest.json says of its checkpoint is what the manifest says; it was written after the commit, before the end of the run."""
-    manifest = next((c.report.manifest for c in case.disk if Path(c.path).name == name and c.report.ok), None)
+    """What latest.json says of its checkpoint is what the manifest says; it was written after the
+    commit, before the end of the run.
+    """
+    manifest = next(
+        (c.report.manifest for c in case.disk if Path(c.path).name == name and c.report.ok), None
+    )
     for key in ("epoch", "world_size") if manifest else ():
         if document.get(key) != getattr(manifest, key) or type(document.get(key)) is not int:
-            notes.broken(f"{LATEST} says {key} {shown(document.get(key))}, {name} is of {getattr(manifest, key)}")
+            notes.broken(
+                f"{LATEST} says {key} {shown(document.get(key))}, {name} is of"
+                f" {getattr(manifest, key)}"
+            )
     written, ends = document.get("timestamp"), [session.ended_time for session in case.run.sessions]
-    since = [line.time for line in checkpoint_events(case.run) if line.event == "committed" and line.path and Path(line.path).name == name]
+    since = [
+        line.time
+        for line in checkpoint_events(case.run)
+        if line.event == "committed" and line.path and Path(line.path).name == name
+    ]
     if not isinstance(written, (int, float)) or isinstance(written, bool):
         notes.broken(f"{LATEST} says that it was written at {shown(written)}")
-    elif (since and written < min(since) - APART_S) or (ends and ends[-1] and written > ends[-1] + APART_S):
-        notes.missing(f"{LATEST} says that it was written at {written:.3f}, {name} was committed at {min(since, default=0.0):.3f} by the wall clock")
+    elif (since and written < min(since) - APART_S) or (
+        ends and ends[-1] and written > ends[-1] + APART_S
+    ):
+        notes.missing(
+            f"{LATEST} says that it was written at {written:.3f}, {name} was committed at"
+            f" {min(since, default=0.0):.3f} by the wall clock"
+        )
 
 
 def _pointed_to(case: Case) -> str | None:
@@ -149,17 +232,26 @@ def _pointed_to(case: Case) -> str | None:
 
 
 def _check_lease(case: Case, notes: FindingBuilder) -> None:
-    """The fencing file names the newest attempt that claimed the store: not older than one that committed, nor one that never existed."""
+    """The fencing file names the newest attempt that claimed the store: not older than one that
+    committed, nor one that never existed.
+    """
     path = case.run.layout.checkpoints / LEASE
     if not path.exists():
         return
     document = _small(path)
     holder = document.get("attempt") if isinstance(document, dict) else None
-    committed = [line.attempt for line in checkpoint_events(case.run) if line.event == "committed" and line.reason is None]
+    committed = [
+        line.attempt
+        for line in checkpoint_events(case.run)
+        if line.event == "committed" and line.reason is None
+    ]
     if type(holder) is not int:
         notes.broken(f"checkpoints/{LEASE} names no attempt")
     elif not max(committed, default=0) <= holder <= len(case.attempts):
-        known = f"attempt {max(committed, default=0)} has committed, and {plural(len(case.attempts), 'attempt is', 'attempts are')} on record"
+        known = (
+            f"attempt {max(committed, default=0)} has committed, and"
+            f" {plural(len(case.attempts), 'attempt is', 'attempts are')} on record"
+        )
         notes.broken(f"checkpoints/{LEASE} names attempt {holder}, {known}")
 
 

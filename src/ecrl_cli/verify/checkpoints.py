@@ -1,4 +1,6 @@
-"""Promises 5 and 6, and the checkpoint account: no bad checkpoint was loaded, no acknowledged one was lost, each ended once."""
+"""Promises 5 and 6, and the checkpoint account: no bad checkpoint was loaded, no acknowledged one
+was lost, each ended once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from ecrl_cli.config.elastic import next_change
 from ecrl_cli.config.legs import targets
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
-from ecrl_cli.verify.checkpoint_folder import check_folder, tail_may_be_lost, tails_may_be_lost, writer_died
+from ecrl_cli.verify.checkpoint_folder import (
+    check_folder,
+    tail_may_be_lost,
+    tails_may_be_lost,
+    writer_died,
+)
 from ecrl_cli.verify.checkpoint_lines import check_lines
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.disturbance import ENDED_WELL
@@ -20,25 +27,43 @@ NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpo
 
 
 def no_bad_checkpoint(case: Case) -> Finding:
-    """Each attempt resumed from the newest committed checkpoint that was not rightly rejected; those still on disk pass the integrity check."""
+    """Each attempt resumed from the newest committed checkpoint that was not rightly rejected;
+    those still on disk pass the integrity check.
+    """
     notes = FindingBuilder(NO_BAD)
     resumed = check_choices(case, notes)
     rejected = sum(len(a.rejected) for a in case.attempts)
     if len(case.attempts) < 2:
         return notes.finding("nothing was resumed", checked=False)
     if not resumed:
-        return notes.finding(f"no attempt resumed from a checkpoint, and none had to; {rejected} refused")
+        return notes.finding(
+            f"no attempt resumed from a checkpoint, and none had to; {rejected} refused"
+        )
     if kind := strategy_of(case.run.stored.config).checkpointer:
-        what = f"{resumed} resumed from the newest that was committed and loaded, {rejected} refused"
-        return notes.finding(f"{what}; what its files hold only {kind.name} can read: state-restored says what the ranks got", checked=False)
-    return notes.finding(f"{resumed} resumed from the newest checkpoint that was committed and not refused, {rejected} refused")
+        what = (
+            f"{resumed} resumed from the newest that was committed and loaded, {rejected} refused"
+        )
+        return notes.finding(
+            f"{what}; what its files hold only {kind.name} can read: state-restored says what the"
+            " ranks got",
+            checked=False,
+        )
+    return notes.finding(
+        f"{resumed} resumed from the newest checkpoint that was committed and not refused,"
+        f" {rejected} refused"
+    )
 
 
 def no_acknowledged_loss(case: Case) -> Finding:
-    """Every committed checkpoint that was neither retired nor quarantined is on disk, complete and unchanged; every one on disk is acknowledged."""
+    """Every committed checkpoint that was neither retired nor quarantined is on disk, complete and
+    unchanged; every one on disk is acknowledged.
+    """
     notes = FindingBuilder(NO_LOSS)
     if case.run.supervisor is None:
-        notes.missing("supervisor.json is missing: which checkpoints the attempts had and refused is not known")
+        notes.missing(
+            "supervisor.json is missing: which checkpoints the attempts had and refused is not"
+            " known"
+        )
         return notes.finding("")
     history = case.checkpoints.end
     live, disk = history.live, {c.step: c for c in case.disk}
@@ -46,20 +71,40 @@ def no_acknowledged_loss(case: Case) -> Finding:
         line, who = each.line, f"attempt {each.line.attempt} retired step {each.line.global_step}"
         where = f" ({line.path})" if line.path else ""
         lost_lines = tails_may_be_lost(case, line.attempt - 1)  # of newer checkpoints
-        text = f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {history.keep}{where}"
+        text = (
+            f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is"
+            f" {history.keep}{where}"
+        )
         (notes.missing if lost_lines else notes.broken)(text)
     if live and not case.run.layout.checkpoints.is_dir():
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")
-    lost = [text for step, line in sorted(live.items()) if not _retired_unsaid(case, step) and (text := _lost(line, disk.get(step)))]
+    lost = [
+        text
+        for step, line in sorted(live.items())
+        if not _retired_unsaid(case, step) and (text := _lost(line, disk.get(step)))
+    ]
     # What a recovery found missing, even if it was committed again later.
-    gone = [(a.attempt, refused.path) for a in case.attempts for refused in a.rejected if refused.reason == GONE]
-    lost += [f"{path} was committed and was gone when attempt {attempt} was launched" for attempt, path in gone]
-    kind, mode = strategy_of(case.run.stored.config).checkpointer, case.run.stored.config.write_mode.name
+    gone = [
+        (a.attempt, refused.path)
+        for a in case.attempts
+        for refused in a.rejected
+        if refused.reason == GONE
+    ]
+    lost += [
+        f"{path} was committed and was gone when attempt {attempt} was launched"
+        for attempt, path in gone
+    ]
+    kind, mode = (
+        strategy_of(case.run.stored.config).checkpointer,
+        case.run.stored.config.write_mode.name,
+    )
     promised = kind.durable if kind else mode == "atomic_dirsync"
     for text in lost if promised else ():
         notes.broken(text)
-    known = {line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"}
+    known = {
+        line.commit_sha256 for line in checkpoint_events(case.run) if line.event == "committed"
+    }
     for c in disk.values():
         unsaid = notes.missing if tails_may_be_lost(case, len(case.attempts)) else notes.broken
         if c.report.ok and case.ended and c.report.commit_sha256 not in known:
@@ -70,21 +115,30 @@ def no_acknowledged_loss(case: Case) -> Finding:
         count = f"{len(live)} committed checkpoints are there with as many bytes as recorded"
         return notes.finding(f"{count}; what they hold only {kind.name} can read", checked=False)
     if promised or not lost:
-        return notes.finding(f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk))
-    message = f"not promised by {kind.name if kind else mode}; {len(lost)} lost, {len(live)} at the end"
+        return notes.finding(
+            f"{len(live)} committed checkpoints are there and whole", checked=bool(known or disk)
+        )
+    message = (
+        f"not promised by {kind.name if kind else mode}; {len(lost)} lost, {len(live)} at the end"
+    )
     return notes.finding(message, lost, checked=False)
 
 
 def _retired_unsaid(case: Case, step: int) -> bool:
-    """Whether retention was allowed to remove `step` and may have died before recording it: then there is no `retired` line."""
+    """Whether retention was allowed to remove `step` and may have died before recording it: then
+    there is no `retired` line.
+    """
     since = case.checkpoints.end.superfluous.get(step)
     if sum(c.report.ok and c.step > step for c in case.disk) < case.checkpoints.end.keep:
         return False
-    if tails_may_be_lost(case, len(case.attempts)):  # with the lines of newer ones, or of the removal
+    # with the lines of newer ones, or of the removal
+    if tails_may_be_lost(case, len(case.attempts)):
         return True
     if since is None:
         return False
-    return writer_died(case) or any(a.attempt >= since and a.outcome not in ENDED_WELL for a in case.attempts)
+    return writer_died(case) or any(
+        a.attempt >= since and a.outcome not in ENDED_WELL for a in case.attempts
+    )
 
 
 def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
@@ -92,16 +146,27 @@ def _lost(line: CheckpointLine, there: StoredCheckpoint | None) -> str:
     if there is None:
         return f"step {line.global_step} was committed (attempt {line.attempt}) and is gone"
     if not there.report.ok:
-        return f"step {line.global_step} was committed and the integrity check refuses it: {there.report.layer}: {there.report.reason}"
+        return (
+            f"step {line.global_step} was committed and the integrity check refuses it:"
+            f" {there.report.layer}: {there.report.reason}"
+        )
     if there.report.commit_sha256 != line.commit_sha256:
-        return f"step {line.global_step} was committed as {str(line.commit_sha256)[:8]} and another checkpoint lies there"
+        return (
+            f"step {line.global_step} was committed as {str(line.commit_sha256)[:8]} and another"
+            " checkpoint lies there"
+        )
     if there.bytes is not None and line.bytes and there.bytes != line.bytes:
-        return f"step {line.global_step} was committed with {line.bytes} bytes, there are {there.bytes}"
+        return (
+            f"step {line.global_step} was committed with {line.bytes} bytes, there are"
+            f" {there.bytes}"
+        )
     return ""
 
 
 def checkpoints_accounted(case: Case) -> Finding:
-    """submitted = committed + failed + lost, for each checkpoint; and every checkpoint that was due was submitted."""
+    """submitted = committed + failed + lost, for each checkpoint; and every checkpoint that was due
+    was submitted.
+    """
     notes = FindingBuilder(ACCOUNT)
     submitted = 0
     check_lines(case, notes)
@@ -114,24 +179,39 @@ def checkpoints_accounted(case: Case) -> Finding:
         submitted += sum(handed.values())
         for step in sorted(set(handed) | set(ends)):
             if handed[step] != 1 or ends[step] != 1:
-                text = f"step {step} of attempt {a.attempt} was submitted {handed[step]} times and ended {ends[step]} times"
+                text = (
+                    f"step {step} of attempt {a.attempt} was submitted {handed[step]} times and"
+                    f" ended {ends[step]} times"
+                )
                 unsaid = not handed[step] and ends[step] == 1 and tail_may_be_lost(case, a.attempt)
                 (notes.broken if (ends[step] or case.ended) and not unsaid else notes.missing)(text)
         for line in lines:
             if line.event == "committed" and not line.commit_sha256:
-                notes.broken(f"step {line.global_step} of attempt {a.attempt} was committed under no commit")
+                notes.broken(
+                    f"step {line.global_step} of attempt {a.attempt} was committed under no commit"
+                )
         for step in sorted(_due(case, a) - set(handed)):
             unsaid = tail_may_be_lost(case, a.attempt) and step > max(handed, default=0)
-            (notes.missing if unsaid else notes.broken)(f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted")
-        if a.outcome == "resized" and not any(line.event == "committed" and line.global_step == a.last_step for line in lines):
-            notes.broken(f"attempt {a.attempt} was resized after step {a.last_step}, which it did not commit")
+            (notes.missing if unsaid else notes.broken)(
+                f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted"
+            )
+        if a.outcome == "resized" and not any(
+            line.event == "committed" and line.global_step == a.last_step for line in lines
+        ):
+            notes.broken(
+                f"attempt {a.attempt} was resized after step {a.last_step}, which it did not commit"
+            )
     return notes.finding(f"{submitted} submitted, each ended once", checked=submitted > 0)
 
 
 def _taken_back(lines: tuple[CheckpointLine, ...]) -> Counter[int]:
     """By step, `failed` lines that recovery corrected: the checkpoint was on disk after all."""
     failed = {line.global_step for line in lines if line.event == "failed"}
-    return Counter(line.global_step for line in lines if line.event == "committed" and line.reason == FOUND and line.global_step in failed)
+    return Counter(
+        line.global_step
+        for line in lines
+        if line.event == "committed" and line.reason == FOUND and line.global_step in failed
+    )
 
 
 def _due(case: Case, a: Attempt) -> set[int]:

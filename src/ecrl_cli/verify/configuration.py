@@ -1,4 +1,6 @@
-"""Checks that config.json is a configuration that ECRL runs. Keys that are in no id (run_id.md) could otherwise hold anything."""
+"""Checks that config.json is a configuration that ECRL runs. Keys that are in no id (run_id.md)
+could otherwise hold anything.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ from ecrl_cli.verify.verification_input import Case
 def check_configuration(case: Case, notes: FindingBuilder) -> None:
     """Names of packages that are not installed here are no contradiction: `missing`."""
     if error := out_of_range(case.run.stored.config):
-        by_package = error.key in set(_extensible(case.run.stored.config)) or error.fact.startswith("unknown ")
-        (notes.missing if by_package else notes.broken)(f"config.json is none that ECRL runs: {error.key} {error.fact}")
+        by_package = error.key in set(_extensible(case.run.stored.config)) or error.fact.startswith(
+            "unknown "
+        )
+        (notes.missing if by_package else notes.broken)(
+            f"config.json is none that ECRL runs: {error.key} {error.fact}"
+        )
 
 
 def out_of_range(config: RunConfig) -> ConfigError | None:
-    """The first value that no configuration of ECRL has, whatever the others; None if there is none."""
+    """The first value that no configuration of ECRL has, whatever the others; None if there is
+    none.
+    """
     try:
         convert(RunConfig, asdict(config))
     except ConfigError as error:
@@ -31,10 +39,16 @@ def out_of_range(config: RunConfig) -> ConfigError | None:
 
 
 def refusal(config: RunConfig) -> ConfigError | None:
-    """Why ECRL would refuse to run `config`; None if it would not. What the machine must have for it is left aside."""
+    """Why ECRL would refuse to run `config`; None if it would not. What the machine must have for
+    it is left aside.
+    """
     if error := out_of_range(config):
         return error
-    elsewhere = replace(config, storage=replace(config.storage, folder=""), dataset=replace(config.dataset, root=config.dataset.root or "."))
+    elsewhere = replace(
+        config,
+        storage=replace(config.storage, folder=""),
+        dataset=replace(config.dataset, root=config.dataset.root or "."),
+    )
     try:
         check(elsewhere)
     except ConfigError as error:

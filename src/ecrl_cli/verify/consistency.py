@@ -1,4 +1,6 @@
-"""Promises records-consistent and target-reached: the records agree with each other and the configuration; the run reached its target."""
+"""Promises records-consistent and target-reached: the records agree with each other and the
+configuration; the run reached its target.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ RECORDS, TARGET = "records-consistent", "target-reached"
 
 
 def records_consistent(case: Case) -> Finding:
-    """Identity, attempts, logs, line chains and metrics are each recorded twice in the run directory and must agree."""
+    """Identity, attempts, logs, line chains and metrics are each recorded twice in the run
+    directory and must agree.
+    """
     notes = FindingBuilder(RECORDS)
     for file in case.run.unread:
         notes.missing(f"{file.path} cannot be read: {file.reason}")
@@ -44,53 +48,82 @@ def records_consistent(case: Case) -> Finding:
     check_metrics(case, notes)
     measured = f"; {plural(evaluated, 'evaluation')} on held-out data" if evaluated else ""
     agree = plural(len(case.attempts), "attempt agrees with its", "attempts agree with their")
-    kept = f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines before{measured}"
+    kept = (
+        f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines"
+        f" before{measured}"
+    )
     return notes.finding(kept, [*other_code(case), *other_environment(case)])
 
 
 def _check_identity(case: Case, notes: FindingBuilder) -> None:
     stored = case.run.stored
-    recorded = read_json(case.run.layout.config)["config"]  # as stored: this version may know keys that the run's version did not
+    # as stored: this version may know keys that the run's version did not
+    recorded = read_json(case.run.layout.config)["config"]
     if run_id_of(recorded) != stored.run_id:
-        notes.broken("config.json does not hash to its run_id: it was changed after the run was laid down")
+        notes.broken(
+            "config.json does not hash to its run_id: it was changed after the run was laid down"
+        )
     if reference_id_of(recorded) != stored.reference_id:
         notes.broken("config.json does not hash to its reference_id")
     supervisor = case.run.supervisor
     if supervisor and supervisor.run_id != stored.run_id:
-        notes.broken(f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run {stored.run_id[:8]}")
-    begun = supervisor and (not case.live or supervisor.terminal_status == "running")  # else the next session is about to say it
+        notes.broken(
+            f"supervisor.json is of run {supervisor.run_id[:8]}, config.json of run"
+            f" {stored.run_id[:8]}"
+        )
+    # else the next session is about to say it
+    begun = supervisor and (not case.live or supervisor.terminal_status == "running")
     if supervisor and begun and supervisor.target_steps != stored.config.target_steps:
-        notes.broken(f"supervisor.json aims at step {supervisor.target_steps}, config.json at step {stored.config.target_steps}")
+        notes.broken(
+            f"supervisor.json aims at step {supervisor.target_steps}, config.json at step"
+            f" {stored.config.target_steps}"
+        )
     for c in case.disk:
         if c.report.run_id not in (None, stored.run_id):
             notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")
 
 
 def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool:
-    """The lines up to a checkpoint match the line chain stored in it; returns whether that could be checked."""
+    """The lines up to a checkpoint match the line chain stored in it; returns whether that could be
+    checked.
+    """
     committed = case.committed(c)
     if committed is None:
         return False
     path = ancestry(case.run, committed.attempt, committed.global_step)
     if not path.whole:
         return False
-    ranks = max(segment.world_size for segment in path.chained)  # ranks that have left stay in the chain
+    # ranks that have left stay in the chain
+    ranks = max(segment.world_size for segment in path.chained)
     if len(c.line_chain) != ranks:
         notes.missing(f"{c.path} holds no line chain for each of {plural(ranks, 'rank')}")
         return False
     for rank, chain in enumerate(c.line_chain):
         if line_chain(case.run, path, rank) != chain:
-            present = {step for segment in path.chained for step, r in lines_of(case.run, segment) if r == rank}
+            present = {
+                step
+                for segment in path.chained
+                for step, r in lines_of(case.run, segment)
+                if r == rank
+            }
             due = sum(len(segment.steps()) for segment in path.chained if rank < segment.world_size)
             if len(present) < due:
-                notes.missing(f"{plural(due - len(present), 'line')} of rank {rank} up to step {c.step} are gone, {c.path} was taken after them")
+                notes.missing(
+                    f"{plural(due - len(present), 'line')} of rank {rank} up to step {c.step} are"
+                    f" gone, {c.path} was taken after them"
+                )
             else:
-                notes.broken(f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was taken after")
+                notes.broken(
+                    f"the lines of rank {rank} up to step {c.step} are not those that {c.path} was"
+                    " taken after"
+                )
     return True
 
 
 def target_reached(case: Case) -> Finding:
-    """A completed run has its final record at the target and all steps to it; one that has not completed is unknown."""
+    """A completed run has its final record at the target and all steps to it; one that has not
+    completed is unknown.
+    """
     notes = FindingBuilder(TARGET)
     target, supervisor = case.run.stored.config.target_steps, case.run.supervisor
     status = supervisor.terminal_status if supervisor else "not on record"
@@ -101,23 +134,41 @@ def target_reached(case: Case) -> Finding:
     elif status != "completed":
         notes.missing(f"the run is {status} at step {case.path.last_step} of {target}")
     elif last is None or last.outcome != "completed":
-        notes.broken(f"the run is said to be completed, its last attempt {last.outcome if last else 'is not on record'}")
+        notes.broken(
+            "the run is said to be completed, its last attempt"
+            f" {last.outcome if last else 'is not on record'}"
+        )
     elif final is None:
-        notes.missing(f"attempt {last.attempt} left no final.json: whether and how it reached step {target} is not known")
+        notes.missing(
+            f"attempt {last.attempt} left no final.json: whether and how it reached step {target}"
+            " is not known"
+        )
     if final and final.global_step != target:
         notes.broken(f"final.json is of step {final.global_step}, the target is step {target}")
     if case.completed and case.path.last_step < target:
-        notes.broken(f"the run is said to be completed, its logs end at step {case.path.last_step} of {target}")
+        notes.broken(
+            f"the run is said to be completed, its logs end at step {case.path.last_step} of"
+            f" {target}"
+        )
     if final:
         _check_end_state(case, final, notes)
     for a in case.run.attempt_logs:
-        if a.final and last and (not _may_end(case, a.attempt, last) or a.final.attempt != a.attempt):
-            notes.broken(f"attempt {a.attempt} left the final record of attempt {a.final.attempt}, the last attempt is {last.attempt}")
+        if (
+            a.final
+            and last
+            and (not _may_end(case, a.attempt, last) or a.final.attempt != a.attempt)
+        ):
+            notes.broken(
+                f"attempt {a.attempt} left the final record of attempt {a.final.attempt}, the last"
+                f" attempt is {last.attempt}"
+            )
     return notes.finding(f"step {target} is committed, its final state is on record")
 
 
 def _may_end(case: Case, attempt: int, last: Attempt) -> bool:
-    """Whether `attempt` may have left a final record: the last one, and those from which the run was continued."""
+    """Whether `attempt` may have left a final record: the last one, and those from which the run
+    was continued.
+    """
     record = case.attempt(attempt)
     return attempt == last.attempt or (record is not None and continued(case, record))
 

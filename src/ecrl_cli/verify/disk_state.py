@@ -1,4 +1,6 @@
-"""The checkpoints on disk, under their name and quarantined, with the results of their integrity check; verification never loads them."""
+"""The checkpoints on disk, under their name and quarantined, with the results of their integrity
+check; verification never loads them.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,17 @@ from ecrl_cli.records.safe_read import parsed, read_whole
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.storage.fs import PosixFs
 
-_QUARANTINED_NAME = re.compile(rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z")
+_QUARANTINED_NAME = re.compile(
+    rf"^{re.escape(REJECTED_PREFIX)}(step_([0-9]{{8}}))\.([0-9a-f]+)(\.safetensors|\.pt|\.json)?\Z"
+)
 STEM = len("step_00000000")
 _SUFFIXES = ("", ".safetensors", ".pt", ".json")
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """One checkpoint: its path in the run directory, its integrity report, and the content of train.json (empty if it cannot be read).
+    """One checkpoint: its path in the run directory, its integrity report, and the content of
+    train.json (empty if it cannot be read).
 
     `bytes`: of the files that another checkpointer wrote; None for one of ECRL's own.
     """
@@ -55,7 +60,9 @@ class StoredCheckpoint:
 
 
 def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckpoint, ...]:
-    """Every checkpoint under its final name, by step. `contents` False reads the metadata but not the tensors."""
+    """Every checkpoint under its final name, by step. `contents` False reads the metadata but not
+    the tensors.
+    """
     folder = records.layout.checkpoints
     paths = [folder / name for name in names_in(records) if STEP_NAME.match(name)]
     config = integrity_config(records, contents)
@@ -70,12 +77,18 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
         size = size_of(path) if config.checkpointer else None
         if not (report.ok and train):
             _check_still_there(records, path)
-        found.append(StoredCheckpoint(records.layout.relative(path), int(path.name[5:13]), report, train, previous, size))
+        found.append(
+            StoredCheckpoint(
+                records.layout.relative(path), int(path.name[5:13]), report, train, previous, size
+            )
+        )
     return tuple(found)
 
 
 def names_in(records: RunRecords) -> list[str]:
-    """The names in the folder of checkpoints, sorted: there are now, or at the instant at which a running run's records were read."""
+    """The names in the folder of checkpoints, sorted: there are now, or at the instant at which a
+    running run's records were read.
+    """
     folder = records.layout.checkpoints
     if records.cut:
         return list(records.cut.names(folder))
@@ -83,7 +96,9 @@ def names_in(records: RunRecords) -> list[str]:
 
 
 def _check_still_there(records: RunRecords, path: Path) -> None:
-    """MovedOn if a running run has removed files of the checkpoint since the instant at which its records were read."""
+    """MovedOn if a running run has removed files of the checkpoint since the instant at which its
+    records were read.
+    """
     if records.cut:
         for name in records.cut.names(path.parent):
             if name.startswith(path.name[:STEM]):
@@ -101,13 +116,19 @@ def _committed_step(path: Path) -> int | None:
     try:
         if is_folder(path):
             return read_commit(read_whole(path / COMMIT, MAX_COMMIT)).global_step
-        return read_commit(canonical_json(parsed(read_whole(path))["commit"])).global_step if path.suffix == ".json" else None
+        return (
+            read_commit(canonical_json(parsed(read_whole(path))["commit"])).global_step
+            if path.suffix == ".json"
+            else None
+        )
     except (RecordError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
-    """Integrity settings of the run. The files' owner is not checked, so that a run copied from another machine can be judged."""
+    """Integrity settings of the run. The files' owner is not checked, so that a run copied from
+    another machine can be judged.
+    """
     checkpoint = records.stored.config.checkpoint
     return IntegrityConfig(
         run_id=records.stored.run_id,
@@ -122,7 +143,12 @@ def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
 
 def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> dict[str, Any]:
     try:
-        with opened(records.layout.checkpoints / name, integrity_config(records, contents=False), PosixFs(), content):
+        with opened(
+            records.layout.checkpoints / name,
+            integrity_config(records, contents=False),
+            PosixFs(),
+            content,
+        ):
             document = parse(content.train)
             return document if isinstance(document, dict) else {}
     except (CheckpointRejected, ValueError):
@@ -131,7 +157,9 @@ def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """One quarantined checkpoint: its path in the run directory, the step in its name, its integrity report under its original name."""
+    """One quarantined checkpoint: its path in the run directory, the step in its name, its
+    integrity report under its original name.
+    """
 
     path: str
     step: int
@@ -149,14 +177,19 @@ def quarantined(records: RunRecords) -> tuple[Quarantined, ...]:
     config = integrity_config(records, contents=True)
     found = []
     for (stem, mark), suffixes in there.items():
-        # Also names that are not there: a later save of that step has them, and they are not this one's.
-        aside = {f"{stem}{suffix}": f"{REJECTED_PREFIX}{stem}.{mark}{suffix}" for suffix in _SUFFIXES}
+        # Also names that are not there: a later save of that step has them, and they are not this
+        # one's.
+        aside = {
+            f"{stem}{suffix}": f"{REJECTED_PREFIX}{stem}.{mark}{suffix}" for suffix in _SUFFIXES
+        }
         path = folder / aside[f"{stem}{min(suffixes)}"]
         if config.checkpointer:
             report = examine_step(path, int(stem[5:]), config, PosixFs())
         else:
             suffix = next((each for each in suffixes if each != ".json"), ".safetensors")
-            report = verify_checkpoint(folder / f"{stem}{suffix}", config, _RenamedFs(folder, aside))
+            report = verify_checkpoint(
+                folder / f"{stem}{suffix}", config, _RenamedFs(folder, aside)
+            )
         found.append(Quarantined(records.layout.relative(path), int(stem[5:]), report))
     return tuple(found)
 
@@ -179,4 +212,8 @@ class _RenamedFs(PosixFs):
         return super().listdir(self._there(path))
 
     def _there(self, path: Path) -> Path:
-        return path.with_name(self._aliases.get(path.name, path.name)) if path.parent == self._folder else path
+        return (
+            path.with_name(self._aliases.get(path.name, path.name))
+            if path.parent == self._folder
+            else path
+        )

@@ -14,16 +14,20 @@ ENDED_WELL = ("completed", "resized")
 
 
 def disturbance(records: RunRecords) -> str:
-    """The first event that interrupted the run, or that keeps its records from showing an uninterrupted run; empty if there is none.
+    """The first event that interrupted the run, or that keeps its records from showing an
+    uninterrupted run; empty if there is none.
 
-    Planned changes of the world size do not count. A fault that killed nothing (a slow rank, a full disk) does: its effect on the state is what
-    the comparison with a reference must show.
+    Planned changes of the world size do not count. A fault that killed nothing (a slow rank, a full
+    disk) does: its effect on the state is what the comparison with a reference must show.
     """
     attempts = records.attempts
     if not attempts:
         return "no attempt is on record"
     if records.fired:
-        return f"{plural(len(records.fired), 'failure')} fired, the first in attempt {records.fired[0].attempt}"
+        return (
+            f"{plural(len(records.fired), 'failure')} fired, the first in attempt"
+            f" {records.fired[0].attempt}"
+        )
     on_record = {a.attempt for a in attempts}
     for logs in records.attempt_logs:
         if logs.attempt not in on_record and logs.ranks:
@@ -35,17 +39,25 @@ def disturbance(records: RunRecords) -> str:
 
 
 def uninterrupted(records: RunRecords) -> bool:
-    """Whether the run can serve as a reference: nothing planned, nothing fired, and its steps done without interruption from the first.
+    """Whether the run can serve as a reference: nothing planned, nothing fired, and its steps done
+    without interruption from the first.
 
-    An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt began with step 1. A run that was continued rests on
-    the code that a reference is to check.
+    An interrupted earlier attempt does not matter if nothing of it was reused: the last attempt
+    began with step 1. A run that was continued rests on the code that a reference is to check.
     """
-    if plan(records.stored.config) or records.fired or records.supervisor is None or records.stored.config.continued_at:
+    if (
+        plan(records.stored.config)
+        or records.fired
+        or records.supervisor is None
+        or records.stored.config.continued_at
+    ):
         return False
     path = lineage(records)
     done = {segment.attempt for segment in path.segments}
     attempts = [a for a in records.attempts if a.attempt in done]
-    whole = bool(attempts) and all(not _interruption(records, a, last=a is attempts[-1]) for a in attempts)
+    whole = bool(attempts) and all(
+        not _interruption(records, a, last=a is attempts[-1]) for a in attempts
+    )
     return whole and not _gap(records, tuple(attempts))
 
 
@@ -64,7 +76,9 @@ def _interruption(records: RunRecords, a: Attempt, *, last: bool) -> str:
 
 
 def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
-    """Where an attempt does not follow the previous one, or a log skips steps; empty if neither happens."""
+    """Where an attempt does not follow the previous one, or a log skips steps; empty if neither
+    happens.
+    """
     path = lineage(records)
     if path.gaps:
         return path.gaps[0]
@@ -72,10 +86,15 @@ def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
         return f"attempt {attempts[0].attempt} began after step {attempts[0].resumed_from_step}"
     for before, after in pairwise(attempts):
         if after.resumed_from_step != before.last_step:
-            return f"attempt {after.attempt} began after step {after.resumed_from_step}, attempt {before.attempt} reached step {before.last_step}"
+            return (
+                f"attempt {after.attempt} began after step {after.resumed_from_step}, attempt"
+                f" {before.attempt} reached step {before.last_step}"
+            )
     for a in attempts:
         for rank, lines in records.logs(a.attempt).ranks.items():
             steps = [line.global_step for line in lines.events]
             if steps != list(range(a.resumed_from_step + 1, a.resumed_from_step + 1 + len(steps))):
-                return f"the log of rank {rank} in attempt {a.attempt} does not go from step to step"
+                return (
+                    f"the log of rank {rank} in attempt {a.attempt} does not go from step to step"
+                )
     return ""

@@ -1,4 +1,6 @@
-"""Checks what is on record of quality on held-out data: measured after the steps that were due, within the time booked for it, twice alike."""
+"""Checks what is on record of quality on held-out data: measured after the steps that were due,
+within the time booked for it, twice alike.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ from ecrl_cli.verify.verification_input import Case
 
 def check_evaluations(case: Case, notes: FindingBuilder) -> int:
     """Part of records-consistent; returns how many evaluations are on record."""
-    found = [(a, line) for a in case.attempts for line in case.run.logs(a.attempt).evaluations.events]
+    found = [
+        (a, line) for a in case.attempts for line in case.run.logs(a.attempt).evaluations.events
+    ]
     _check_samples(case, [line for _, line in found], notes)
     for a, line in found:
         if text := next(_wrong(case, a, line), ""):
-            notes.broken(f"the evaluation after step {line.global_step} in attempt {a.attempt} {text}")
+            notes.broken(
+                f"the evaluation after step {line.global_step} in attempt {a.attempt} {text}"
+            )
             return len(found)
     for a in case.attempts:
         _check_spans(case, a, notes)
@@ -38,12 +44,24 @@ def check_evaluations(case: Case, notes: FindingBuilder) -> int:
 
 def _check_samples(case: Case, lines: list[Evaluation], notes: FindingBuilder) -> None:
     """All evaluations of a run measure the same things on the same samples."""
-    for what, values in (("samples", {line.samples for line in lines}), ("measures", {tuple(line.measures) for line in lines})):
+    for what, values in (
+        ("samples", {line.samples for line in lines}),
+        ("measures", {tuple(line.measures) for line in lines}),
+    ):
         if len(values) > 1:
-            notes.broken(f"the evaluations are not all of the same {what}: {' and '.join(shown(value) for value in sorted(values)[:2])}")
+            notes.broken(
+                f"the evaluations are not all of the same {what}:"
+                f" {' and '.join(shown(value) for value in sorted(values)[:2])}"
+            )
     asked = case.run.stored.config.dataset.held_out
-    if asked and (other := next((line.samples for line in lines if line.samples != asked), None)) is not None:
-        notes.broken(f"quality was measured on {plural(other, 'sample')}, config.json holds out {asked}")
+    if (
+        asked
+        and (other := next((line.samples for line in lines if line.samples != asked), None))
+        is not None
+    ):
+        notes.broken(
+            f"quality was measured on {plural(other, 'sample')}, config.json holds out {asked}"
+        )
 
 
 def _wrong(case: Case, a: Attempt, line: Evaluation) -> Iterator[str]:
@@ -55,7 +73,12 @@ def _wrong(case: Case, a: Attempt, line: Evaluation) -> Iterator[str]:
     steps = [each.global_step for each in path.evaluations.events]
     if steps.count(line.global_step) > 1 or steps != sorted(steps):
         yield "stands there twice, or out of order"
-    reached = max([a.resumed_from_step, *(each.global_step for each in (path.ranks[0].events if 0 in path.ranks else ()))])
+    reached = max(
+        [
+            a.resumed_from_step,
+            *(each.global_step for each in (path.ranks[0].events if 0 in path.ranks else ())),
+        ]
+    )
     if not a.resumed_from_step <= line.global_step <= max(reached, a.last_step or 0):
         yield f"is of a step that the attempt, {a.resumed_from_step} to {reached}, did not reach"
     if line.samples < 1 or not line.measures:
@@ -65,57 +88,95 @@ def _wrong(case: Case, a: Attempt, line: Evaluation) -> Iterator[str]:
     yield from _wrong_measures(config.task.name, line)
     account = case.spans.of(a.attempt, 0)
     if account is not None and line.at <= account.end + ROUNDING_S and not _booked(account, line):
-        yield f"took {line.seconds:.6f} s until {line.at:.6f}, and the spans of rank 0 do not book that as evaluate"
+        yield (
+            f"took {line.seconds:.6f} s until {line.at:.6f}, and the spans of rank 0 do not book"
+            " that as evaluate"
+        )
 
 
 def _wrong_measures(task: str, line: Evaluation) -> Iterator[str]:
-    """Of classification: an accuracy that is no count of the samples. Of a task with a summary: measures that do not follow from one another."""
+    """Of classification: an accuracy that is no count of the samples. Of a task with a summary:
+    measures that do not follow from one another.
+    """
     accuracy = line.measures.get("accuracy")
-    if accuracy is not None and task == "classification" and (not 0 <= accuracy <= 1 or round(accuracy * line.samples) / line.samples != accuracy):
-        yield f"has an accuracy of {accuracy!r}, which is no share of {plural(line.samples, 'sample')}"
+    if (
+        accuracy is not None
+        and task == "classification"
+        and (not 0 <= accuracy <= 1 or round(accuracy * line.samples) / line.samples != accuracy)
+    ):
+        yield (
+            f"has an accuracy of {accuracy!r}, which is no share of"
+            f" {plural(line.samples, 'sample')}"
+        )
     try:
         again = TASKS.of(task).summarised(line.measures)
     except (ConfigError, KeyError):
         return  # of a package that is not here, or measures of another version of it
-    if again.keys() != line.measures.keys() or any(not same_float(again[name], value) for name, value in line.measures.items()):
+    if again.keys() != line.measures.keys() or any(
+        not same_float(again[name], value) for name, value in line.measures.items()
+    ):
         yield f"has measures {shown(line.measures)} that do not follow from one another"
 
 
 def _booked(account: SpanAccount, line: Evaluation) -> bool:
-    """Whether rank 0's span that ends the evaluation began with it, is of its step, and is booked as evaluate."""
+    """Whether rank 0's span that ends the evaluation began with it, is of its step, and is booked
+    as evaluate.
+    """
     began = line.at - line.seconds
-    spans = [span for span in account.between(began, line.at) if span.category == "evaluate" and span.global_step == line.global_step]
-    return len(spans) == 1 and abs(spans[0].start - began) <= ROUNDING_S and spans[0].end >= line.at - ROUNDING_S
+    spans = [
+        span
+        for span in account.between(began, line.at)
+        if span.category == "evaluate" and span.global_step == line.global_step
+    ]
+    return (
+        len(spans) == 1
+        and abs(spans[0].start - began) <= ROUNDING_S
+        and spans[0].end >= line.at - ROUNDING_S
+    )
 
 
 def _check_spans(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """What rank 0 books as evaluate is on record as an evaluation: all but the last, during which it may have died."""
-    account, recorded = case.spans.of(a.attempt, 0), {line.global_step for line in case.run.logs(a.attempt).evaluations.events}
+    """What rank 0 books as evaluate is on record as an evaluation: all but the last, during which
+    it may have died.
+    """
+    account, recorded = (
+        case.spans.of(a.attempt, 0),
+        {line.global_step for line in case.run.logs(a.attempt).evaluations.events},
+    )
     spans = [span for span in account.spans if span.category == "evaluate"] if account else []
     unrecorded = [span for span in spans if span.global_step not in recorded]
     if not unrecorded or lost_power(case):
         return
     if a.outcome not in ENDED_WELL and unrecorded == [spans[-1]]:
         return
-    notes.missing(f"attempt {a.attempt} evaluated after step {unrecorded[0].global_step} by the spans of rank 0, and what it found is not on record")
+    notes.missing(
+        f"attempt {a.attempt} evaluated after step {unrecorded[0].global_step} by the spans of rank"
+        " 0, and what it found is not on record"
+    )
 
 
 def unrecorded(case: Case) -> list[int]:
-    """The due steps of the committed sequence after which no evaluation is on record. The last step of an unfinished run is left out: the run may
-    have been stopped before it was evaluated."""
+    """The due steps of the committed sequence after which no evaluation is on record. The last step
+    of an unfinished run is left out: the run may have been stopped before it was evaluated.
+    """
     config, last = case.run.stored.config, case.path.last_step
     every = config.evaluate.every
     if not every:
         return []
     recorded = {line.global_step for a in case.run.attempt_logs for line in a.evaluations.events}
-    due = sorted({*range(every, last + 1, every), *(step for step in targets(config) if step <= last)})
+    due = sorted(
+        {*range(every, last + 1, every), *(step for step in targets(config) if step <= last)}
+    )
     return [step for step in due if step not in recorded and (case.completed or step < last)]
 
 
 def _check_due(case: Case, notes: FindingBuilder) -> None:
     if missing := unrecorded(case):
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        notes.missing(f"quality was to be measured after step {missing[0]}{more}, and no evaluation of it is on record")
+        notes.missing(
+            f"quality was to be measured after step {missing[0]}{more}, and no evaluation of it is"
+            " on record"
+        )
 
 
 def _check_final(case: Case, notes: FindingBuilder) -> None:
@@ -123,39 +184,64 @@ def _check_final(case: Case, notes: FindingBuilder) -> None:
     final = case.run.final
     if final is None:
         return
-    there = [line for a in case.run.attempt_logs for line in a.evaluations.events if line.global_step == final.global_step]
+    there = [
+        line
+        for a in case.run.attempt_logs
+        for line in a.evaluations.events
+        if line.global_step == final.global_step
+    ]
     if not there and final.global_step in unrecorded(case):
         return
     measured = there[-1].measures.get("accuracy") if there else None
     if final.accuracy != measured:
-        found = f"the evaluation says {shown(measured)}" if there else "no evaluation of that step is on record"
+        found = (
+            f"the evaluation says {shown(measured)}"
+            if there
+            else "no evaluation of that step is on record"
+        )
         notes.broken(f"final.json has an accuracy of {shown(final.accuracy)}, {found}")
 
 
 def check_repeated(run: RunRecords, notes: FindingBuilder) -> int:
-    """Part of same-trajectory: what was measured twice after one step, with as many ranks (with replicas: any number), is the same; returns how many
-    were compared."""
+    """Part of same-trajectory: what was measured twice after one step, with as many ranks (with
+    replicas: any number), is the same; returns how many were compared.
+    """
     replicas, past = run.stored.config.elastic.replicas, membership_history(run)
     sizes = {a.attempt: a.world_size for a in run.attempts}
     first: dict[tuple[int, int, History], tuple[int, Evaluation]] = {}
     compared = 0
     for a in run.attempt_logs:
         for line in a.evaluations.events:
-            key = (line.global_step, 0 if replicas else sizes.get(a.attempt, 0), past.get(a.attempt, ()))
+            key = (
+                line.global_step,
+                0 if replicas else sizes.get(a.attempt, 0),
+                past.get(a.attempt, ()),
+            )
             before, earlier = first.setdefault(key, (a.attempt, line))
             compared += before != a.attempt
             if before != a.attempt and (text := _unequal(earlier.measures, line.measures)):
-                notes.broken(f"step {line.global_step}: held-out {text} in attempt {before}, not what attempt {a.attempt} measured")
+                notes.broken(
+                    f"step {line.global_step}: held-out {text} in attempt {before}, not what"
+                    f" attempt {a.attempt} measured"
+                )
     return compared
 
 
-def check_against(case: Case, reference: RunRecords, path: Lineage, claimed: int, notes: FindingBuilder) -> int:
-    """Part of same-trajectory: quality after each step that both runs evaluated, up to `claimed`, is the reference's; returns how many steps those
-    are. `path`: the reference's. Only the first that differs is reported."""
+def check_against(
+    case: Case, reference: RunRecords, path: Lineage, claimed: int, notes: FindingBuilder
+) -> int:
+    """Part of same-trajectory: quality after each step that both runs evaluated, up to `claimed`,
+    is the reference's; returns how many steps those are. `path`: the reference's. Only the first
+    that differs is reported.
+    """
     theirs = evaluations(reference, path)
     if case.run.stored.config.evaluate.batch != reference.stored.config.evaluate.batch:
         return 0  # another size of batch may choose other kernels
-    ours = {step: each for step, each in evaluations(case.run, case.path).items() if step <= claimed and step in theirs}
+    ours = {
+        step: each
+        for step, each in evaluations(case.run, case.path).items()
+        if step <= claimed and step in theirs
+    }
     for step, each in ours.items():
         if text := _unequal(each.measures, theirs[step].measures):
             notes.broken(f"step {step}: held-out {text} is not what the reference measured")

@@ -1,4 +1,6 @@
-"""Promise 1: in the committed sequence every sample occurs exactly once per epoch or is recorded as lost, counted from the ranks' logs."""
+"""Promise 1: in the committed sequence every sample occurs exactly once per epoch or is recorded as
+lost, counted from the ranks' logs.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,28 @@ _AHEAD = 64  # minimum number of steps planned beyond the last one, within the e
 
 
 def exactly_once(case: Case) -> Finding:
-    """Check each step and epoch; missing logs make the promise unknown, a gap within a log or a wrong shard breaks it."""
+    """Check each step and epoch; missing logs make the promise unknown, a gap within a log or a
+    wrong shard breaks it.
+    """
     notes = FindingBuilder(PROMISE)
     if case.run.dataset is None:
-        notes.missing("dataset.json is missing: the size of the data set decides what each step consumes")
+        notes.missing(
+            "dataset.json is missing: the size of the data set decides what each step consumes"
+        )
         return notes.finding("")
-    world_sizes = [a.world_size for a in case.attempts] + [line.world_size for _, _, line in every_line(case.run)]
+    world_sizes = [a.world_size for a in case.attempts] + [
+        line.world_size for _, _, line in every_line(case.run)
+    ]
     valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
-    furthest = max([case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))])
-    plan = _expected_samples(case.run.stored.config, case.run.dataset.size, min(furthest, case.run.stored.config.target_steps), valid_sizes)
+    furthest = max(
+        [case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))]
+    )
+    plan = _expected_samples(
+        case.run.stored.config,
+        case.run.dataset.size,
+        min(furthest, case.run.stored.config.target_steps),
+        valid_sizes,
+    )
     for gap in case.path.gaps:
         (notes.broken if case.run.supervisor else notes.missing)(gap)
     _check_logs(case, notes)
@@ -41,23 +56,32 @@ def exactly_once(case: Case) -> Finding:
     _check_contents(case, plan, notes)
     counted = _check_epochs(case, plan, excused, notes)
     steps = sum(len(s.steps()) for s in case.path.segments)
-    kept = f"{plural(steps, 'step')}, {plural(counted, 'sample')} in the committed sequence: duplicates 0, missing 0, extra 0"
+    kept = (
+        f"{plural(steps, 'step')}, {plural(counted, 'sample')} in the committed sequence:"
+        " duplicates 0, missing 0, extra 0"
+    )
     return notes.finding(kept + _accounts(case, counted), checked=steps > 0)
 
 
 def _accounts(case: Case, counted: int) -> str:
-    """For a run continued by survivors: how many samples were applied, replayed, or recorded as lost."""
+    """For a run continued by survivors: how many samples were applied, replayed, or recorded as
+    lost.
+    """
     if all(a.continues is None for a in case.attempts):
         return ""
     lost = lost_samples(case.run, case.path)
     before, replayed = seen_before(case.run), 0
     for attempt, _, line in every_line(case.run):
         replayed += line.sample_ids_count if line.global_step <= before.get(attempt, 0) else 0
-    return f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on record as lost"
+    return (
+        f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on record as lost"
+    )
 
 
 def _check_logs(case: Case, notes: FindingBuilder) -> None:
-    """Every log is consecutive from the step that its attempt began with, and holds only lines of its attempt and rank."""
+    """Every log is consecutive from the step that its attempt began with, and holds only lines of
+    its attempt and rank.
+    """
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
             where = f"attempt {a.attempt} rank {rank}"
@@ -65,13 +89,21 @@ def _check_logs(case: Case, notes: FindingBuilder) -> None:
                 notes.broken(f"{where} left a log, the attempt had {plural(a.world_size, 'rank')}")
             steps = [line.global_step for line in lines.events]
             if steps and steps[0] != a.resumed_from_step + 1:
-                notes.broken(f"{where} began with step {steps[0]}, the attempt resumed after step {a.resumed_from_step}")
+                notes.broken(
+                    f"{where} began with step {steps[0]}, the attempt resumed after step"
+                    f" {a.resumed_from_step}"
+                )
             for before, after in pairwise(steps):
                 if after != before + 1:
-                    notes.broken(f"{where} logged step {after} after step {before}: {_kind(before, after)}")
+                    notes.broken(
+                        f"{where} logged step {after} after step {before}: {_kind(before, after)}"
+                    )
             for line in lines.events:
                 if (line.attempt, line.rank, line.world_size) != (a.attempt, rank, a.world_size):
-                    notes.broken(f"{where} holds a line of attempt {line.attempt} rank {line.rank} of {line.world_size} (step {line.global_step})")
+                    notes.broken(
+                        f"{where} holds a line of attempt {line.attempt} rank {line.rank} of"
+                        f" {line.world_size} (step {line.global_step})"
+                    )
 
 
 def _kind(before: int, after: int) -> str:
@@ -80,12 +112,20 @@ def _kind(before: int, after: int) -> str:
     return "the cursor went back" if after < before else f"step {before + 1} is dropped"
 
 
-def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes: FindingBuilder) -> None:
-    """Each committed step has exactly one line per rank; survivor reports may stand in for the line of a rank that died in it."""
+def _check_segment(
+    case: Case, segment: Segment, excused: frozenset[Line], notes: FindingBuilder
+) -> None:
+    """Each committed step has exactly one line per rank; survivor reports may stand in for the line
+    of a rank that died in it.
+    """
     found = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
     for rank in range(segment.world_size):
-        absent = [step for step in segment.steps() if (step, rank) not in found and (segment.attempt, rank, step) not in excused]
+        absent = [
+            step
+            for step in segment.steps()
+            if (step, rank) not in found and (segment.attempt, rank, step) not in excused
+        ]
         if not absent:
             continue
         which = f"steps {absent[0]} to {absent[-1]}" if len(absent) > 1 else f"step {absent[0]}"
@@ -93,27 +133,43 @@ def _check_segment(case: Case, segment: Segment, excused: frozenset[Line], notes
         if rank not in logs or not logs[rank].events:
             notes.missing(f"the log of {where} is not there")
         elif logs[rank].events[-1].global_step < absent[0]:
-            notes.missing(f"the log ends before {where}" + (", its last line is torn" if logs[rank].torn else ""))
+            notes.missing(
+                f"the log ends before {where}"
+                + (", its last line is torn" if logs[rank].torn else "")
+            )
         else:
             notes.broken(f"{where} left no line: missing")
     for (step, rank), lines in found.items():
         if len(lines) > 1:
-            notes.broken(f"step {step} was logged {len(lines)} times by attempt {segment.attempt} rank {rank}: duplicates")
+            notes.broken(
+                f"step {step} was logged {len(lines)} times by attempt {segment.attempt} rank"
+                f" {rank}: duplicates"
+            )
 
 
 def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
-    """Every line, replayed ones too, has the right position in the epoch, number of samples and shard."""
+    """Every line, replayed ones too, has the right position in the epoch, number of samples and
+    shard.
+    """
     for attempt, rank, line in every_line(case.run):
         who = f"step {line.global_step} rank {rank} (attempt {attempt})"
         if not 1 <= line.global_step <= case.run.stored.config.target_steps:
-            notes.broken(f"{who} does not exist: the run has steps 1 to {case.run.stored.config.target_steps}")
+            notes.broken(
+                f"{who} does not exist: the run has steps 1 to"
+                f" {case.run.stored.config.target_steps}"
+            )
             continue
         expected = plan.epoch_and_cursor(line.global_step)
         if (line.epoch, line.cursor_step) != expected:
-            notes.broken(f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch {expected[0]} cursor {expected[1]}")
+            notes.broken(
+                f"{who} is at epoch {line.epoch} cursor {line.cursor_step}, the step is epoch"
+                f" {expected[0]} cursor {expected[1]}"
+            )
         place = BatchPosition(line.global_step, line.rank, line.world_size)
         if line.world_size and line.sample_ids_count != (due := shard_size(case, place)):
-            notes.broken(f"{who} consumed {plural(line.sample_ids_count, 'sample')}, its shard has {due}")
+            notes.broken(
+                f"{who} consumed {plural(line.sample_ids_count, 'sample')}, its shard has {due}"
+            )
         if line.world_size and (wrong := _wrong_losses(case, line)):
             notes.broken(f"{who} {wrong}")
         if plan.hashes.get(place) != line.sample_ids_hash and place in plan.hashes:
@@ -127,11 +183,17 @@ def shard_size(case: Case, place: BatchPosition) -> int:
 
 
 def _wrong_losses(case: Case, line: RankLine) -> str:
-    """What is wrong with the form of a line's loss: one number, or with replicas one for each that the rank owns; empty if correct."""
+    """What is wrong with the form of a line's loss: one number, or with replicas one for each that
+    the rank owns; empty if correct.
+    """
     replicas = case.run.stored.config.elastic.replicas
     due = len(owned(replicas, line.rank, line.world_size))
     if not replicas:
-        return "logged the losses of replicas, the run has none" if isinstance(line.loss, tuple) else ""
+        return (
+            "logged the losses of replicas, the run has none"
+            if isinstance(line.loss, tuple)
+            else ""
+        )
     there = len(line.loss) if isinstance(line.loss, tuple) else 0
     return "" if there == due else f"logged the losses of {plural(there, 'replica')}, it owns {due}"
 
@@ -144,15 +206,25 @@ def _whose(line: RankLine, plan: Schedule) -> str:
     return f"the shard of step {nearest.step} rank {nearest.rank}"
 
 
-def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder) -> int:
-    """Count samples per epoch from the logged hashes, and from survivor reports that stand in for a line; returns how many were seen."""
+def _check_epochs(
+    case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder
+) -> int:
+    """Count samples per epoch from the logged hashes, and from survivor reports that stand in for a
+    line; returns how many were seen.
+    """
     seen: Counter[BatchPosition] = Counter()
     expected: set[BatchPosition] = set()
     extra: Counter[int] = Counter()
     for segment in case.path.segments:
-        expected |= {BatchPosition(step, rank, segment.world_size) for step in segment.steps() for rank in range(segment.world_size)}
+        expected |= {
+            BatchPosition(step, rank, segment.world_size)
+            for step in segment.steps()
+            for rank in range(segment.world_size)
+        }
         seen.update(
-            BatchPosition(step, r, segment.world_size) for attempt, r, step in excused if attempt == segment.attempt and step in segment.steps()
+            BatchPosition(step, r, segment.world_size)
+            for attempt, r, step in excused
+            if attempt == segment.attempt and step in segment.steps()
         )
         for lines in lines_of(case.run, segment).values():
             for line in lines:
@@ -171,17 +243,31 @@ def _check_epochs(case: Case, plan: Schedule, excused: frozenset[Line], notes: F
         absent = sum(local[p] for p in here if p in expected and not seen[p])
         surplus = extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected)
         if duplicates or surplus:
-            notes.broken(f"epoch {epoch}: duplicates {duplicates}, missing {absent}, extra {surplus}")
+            notes.broken(
+                f"epoch {epoch}: duplicates {duplicates}, missing {absent}, extra {surplus}"
+            )
         elif absent:
-            notes.missing(f"epoch {epoch}: {plural(absent, 'sample is', 'samples are')} not on record")
+            notes.missing(
+                f"epoch {epoch}: {plural(absent, 'sample is', 'samples are')} not on record"
+            )
     return sum(seen[p] * local[p] for p in seen)
 
 
 def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
-    """The shard that the logged hash belongs to: its own position if the hash fits, else the first one of the same epoch, else any."""
+    """The shard that the logged hash belongs to: its own position if the hash fits, else the first
+    one of the same epoch, else any.
+    """
     places = plan.places.get(line.sample_ids_hash, ())
-    own = [p for p in places if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)]
-    same_epoch = [p for p in places if plan.epoch_and_cursor(p.step)[0] == line.epoch and p.world_size == line.world_size]
+    own = [
+        p
+        for p in places
+        if (p.step, p.rank, p.world_size) == (line.global_step, line.rank, line.world_size)
+    ]
+    same_epoch = [
+        p
+        for p in places
+        if plan.epoch_and_cursor(p.step)[0] == line.epoch and p.world_size == line.world_size
+    ]
     return next(iter([*own, *same_epoch, *places]), None)
 
 
@@ -196,7 +282,9 @@ class BatchPosition:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`hashes`: by position; `places`: by hash, the positions of shards with that hash, in order of the steps."""
+    """`hashes`: by position; `places`: by hash, the positions of shards with that hash, in order of
+    the steps.
+    """
 
     steps_per_epoch: int
     hashes: dict[BatchPosition, str]
@@ -206,8 +294,12 @@ class Schedule:
         return position(step, self.steps_per_epoch)
 
 
-def _expected_samples(config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]) -> Schedule:
-    """The schedule up to the end of the epoch of `last_step` (of a very long epoch, only the next steps), for every world size."""
+def _expected_samples(
+    config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]
+) -> Schedule:
+    """The schedule up to the end of the epoch of `last_step` (of a very long epoch, only the next
+    steps), for every world size.
+    """
     per_epoch = steps_per_epoch(size, config.global_batch)
     sizes = sorted(set(world_sizes))
     hashes: dict[BatchPosition, str] = {}
@@ -219,7 +311,9 @@ def _expected_samples(config: RunConfig, size: int, last_step: int, world_sizes:
             for world_size in sizes:
                 for rank in range(world_size):
                     part = shard(ids, rank, world_size, config.elastic.replicas)
-                    hashes[BatchPosition(epoch * per_epoch + cursor + 1, rank, world_size)] = ids_hash(part)
+                    hashes[BatchPosition(epoch * per_epoch + cursor + 1, rank, world_size)] = (
+                        ids_hash(part)
+                    )
     places: dict[str, tuple[BatchPosition, ...]] = {}
     for place, digest in hashes.items():
         places[digest] = (*places.get(digest, ()), place)

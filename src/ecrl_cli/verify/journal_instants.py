@@ -1,7 +1,9 @@
-"""Checks when the lines of a checkpoint journal were written: in their attempt, and each writer's lines in the order of the file.
+"""Checks when the lines of a checkpoint journal were written: in their attempt, and each writer's
+lines in the order of the file.
 
-The training thread writes `submitted`, `released` and `waited`; the writer writes `received` in one thread and how a save ended in another; without a
-background writer the training thread writes them all. The supervisor, or the next writer, writes how a save ended whose writer had died (RECONCILED):
+The training thread writes `submitted`, `released` and `waited`; the writer writes `received` in one
+thread and how a save ended in another; without a background writer the training thread writes them
+all. The supervisor, or the next writer, writes how a save ended whose writer had died (RECONCILED):
 perhaps in a later session, of another boot.
 """
 
@@ -22,12 +24,16 @@ _IN_ORDER = (
     *(("received", then) for then in CHECKPOINT_ENDS),
     ("committed", "retired"),
 )
-_LATER_SESSIONS = 16  # a dead writer's saves are looked at by the next session that launches anything
-_BY_WRITER = ("committed", "retired", "pointer_failed")  # `failed` too, but for those that rank 0 writes when the writer is gone
+# a dead writer's saves are looked at by the next session that launches anything
+_LATER_SESSIONS = 16
+# `failed` too, but for those that rank 0 writes when the writer is gone
+_BY_WRITER = ("committed", "retired", "pointer_failed")
 
 
 def check_journal_instants(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """Check the journal of `a`: of what each writer wrote the first line that cannot be is reported, and every save out of order."""
+    """Check the journal of `a`: of what each writer wrote the first line that cannot be is
+    reported, and every save out of order.
+    """
     _check_save_order(case, a, notes)
     lines = case.run.logs(a.attempt).checkpoints.events
     for line in lines:
@@ -37,20 +43,35 @@ def check_journal_instants(case: Case, a: Attempt, notes: FindingBuilder) -> Non
     for own in _by_writer(case, lines):
         for before, after in pairwise(own):
             if after.at < before.at - ROUNDING_S:
-                notes.broken(f"{named(after)} is dated {before.at - after.at:.6f} s before {named(before)}, which stands ahead of it")
+                notes.broken(
+                    f"{named(after)} is dated {before.at - after.at:.6f} s before {named(before)},"
+                    " which stands ahead of it"
+                )
                 return
 
 
 def _check_save_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the training thread is released afterwards."""
+    """A checkpoint is submitted, then received, then ends; the write lies between the last two; the
+    training thread is released afterwards.
+    """
     for step, found in saves(case.run.logs(a.attempt).checkpoints.events).items():
         for first, then in _IN_ORDER:
             late, early = found.get(first), found.get(then)
             if late and early and early.at < late.at - ROUNDING_S:
-                notes.broken(f"step {step} of attempt {a.attempt} was {then} {late.at - early.at:.6f} s before it was {first}")
+                notes.broken(
+                    f"step {step} of attempt {a.attempt} was {then} {late.at - early.at:.6f} s"
+                    f" before it was {first}"
+                )
         received, committed = found.get("received"), found.get("committed")
-        if received and committed and committed.write_s + committed.commit_s > committed.at - received.at + ROUNDING_S:
-            text = f"{committed.write_s + committed.commit_s:.6f} s of writing between two instants {committed.at - received.at:.6f} s apart"
+        if (
+            received
+            and committed
+            and committed.write_s + committed.commit_s > committed.at - received.at + ROUNDING_S
+        ):
+            text = (
+                f"{committed.write_s + committed.commit_s:.6f} s of writing between two instants"
+                f" {committed.at - received.at:.6f} s apart"
+            )
             notes.broken(f"step {step} of attempt {a.attempt} was saved in {text}")
 
 
@@ -64,29 +85,49 @@ def reconciled(line: CheckpointLine) -> bool:
 
 
 def session_of_line(case: Case, a: Attempt, line: CheckpointLine) -> int | None:
-    """The session in which the line was written: the attempt's, or for a reconciled line the later one whose clocks it fits best."""
+    """The session in which the line was written: the attempt's, or for a reconciled line the later
+    one whose clocks it fits best.
+    """
     if case.run.session_of(a) is None or not reconciled(line):
         return a.session if case.run.session_of(a) else None
     sessions = case.run.sessions
     there = range(a.session, min(len(sessions), a.session + _LATER_SESSIONS))
-    inside = [n for n in there if sessions[n].started_at - ROUNDING_S <= line.at <= case.session_ends[n] + ROUNDING_S]
-    return min(inside, key=lambda n: abs(line.time - line.at - sessions[n].time + sessions[n].started_at), default=a.session)
+    inside = [
+        n
+        for n in there
+        if sessions[n].started_at - ROUNDING_S <= line.at <= case.session_ends[n] + ROUNDING_S
+    ]
+    return min(
+        inside,
+        key=lambda n: abs(line.time - line.at - sessions[n].time + sessions[n].started_at),
+        default=a.session,
+    )
 
 
 def writable_until(case: Case, a: Attempt, line: CheckpointLine) -> float:
     """When the process that writes the lines of this event for `a` had ended at the latest."""
     number = session_of_line(case, a, line)
     over = float("inf") if number is None else case.session_ends[number]
-    if reconciled(line) or (strategy_of(case.run.stored.config).needs_writer and line.event not in TRAINING_THREAD):
+    if reconciled(line) or (
+        strategy_of(case.run.stored.config).needs_writer and line.event not in TRAINING_THREAD
+    ):
         return over
     following = case.attempt(a.attempt + 1)
-    return min(over, following.launched_at) if following and following.session == a.session else over
+    return (
+        min(over, following.launched_at) if following and following.session == a.session else over
+    )
 
 
 def _outside(case: Case, a: Attempt, line: CheckpointLine) -> str:
-    """By how much the line lies outside of its attempt; for a reconciled line, of the sessions from that attempt on. Empty if it does not."""
+    """By how much the line lies outside of its attempt; for a reconciled line, of the sessions from
+    that attempt on. Empty if it does not.
+    """
     number = session_of_line(case, a, line)
-    began = a.launched_at if number is None or number == a.session else case.run.sessions[number].started_at
+    began = (
+        a.launched_at
+        if number is None or number == a.session
+        else case.run.sessions[number].started_at
+    )
     if line.at < began - ROUNDING_S:
         return f"is dated {began - line.at:.3f} s before the attempt was launched"
     if line.at > (until := writable_until(case, a, line)) + ROUNDING_S:

@@ -1,6 +1,7 @@
 """Checks metrics.json against the metrics computed from the records.
 
-Those that a promise depends on are counted a second time here, by separate code: otherwise a wrong computation would confirm itself.
+Those that a promise depends on are counted a second time here, by separate code: otherwise a wrong
+computation would confirm itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SHOWN = 4  # so many differing fields are named, so that other findings of this 
 
 
 def check_metrics(case: Case, notes: FindingBuilder) -> None:
-    """Check metrics.json of a run that has ended. While it runs there may be none: resuming removes the one of the earlier end."""
+    """Check metrics.json of a run that has ended. While it runs there may be none: resuming removes
+    the one of the earlier end.
+    """
     path = case.run.layout.metrics
     if case.run.unread or not case.ended:
         return
@@ -39,17 +42,32 @@ def check_metrics(case: Case, notes: FindingBuilder) -> None:
         notes.missing(f"metrics.json cannot be compared: {error}")
         return
     except (RecordError, OSError) as error:
-        notes.missing(f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}")
+        notes.missing(
+            f"metrics.json cannot be read: {error.fact if isinstance(error, EcrlError) else error}"
+        )
         return
     _note(wrong, lacking(case), notes)
-    if recorded_by_rank(case.run.stored.config) and isinstance(recorded, dict) and recorded.get("metrics_version", 1) == 1:
-        notes.broken("metrics.json is of version 1, in which no run was counted that recorded the state of every rank")
+    if (
+        recorded_by_rank(case.run.stored.config)
+        and isinstance(recorded, dict)
+        and recorded.get("metrics_version", 1) == 1
+    ):
+        notes.broken(
+            "metrics.json is of version 1, in which no run was counted that recorded the state of"
+            " every rank"
+        )
     for name, count in _counted_again(case).items():
         if folded[name] != count:
-            notes.broken(f"the records fold to {name} {shown(folded[name])}, counted again it is {shown(count)}")
+            notes.broken(
+                f"the records fold to {name} {shown(folded[name])}, counted again it is"
+                f" {shown(count)}"
+            )
     for name, count in _checkpoint_counts(case.run).items():
         if folded["checkpoints"][name] != count:
-            notes.broken(f"the records fold to {folded['checkpoints'][name]} {name} checkpoints, the journals have {count}")
+            notes.broken(
+                f"the records fold to {folded['checkpoints'][name]} {name} checkpoints, the"
+                f" journals have {count}"
+            )
 
 
 def _note(wrong: list[str], lacking: str, notes: FindingBuilder) -> None:
@@ -58,11 +76,16 @@ def _note(wrong: list[str], lacking: str, notes: FindingBuilder) -> None:
     for text in wrong[:SHOWN]:
         note(f"in metrics.json {text}{beside}")
     if len(wrong) > SHOWN:
-        note(f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold to{beside}")
+        note(
+            f"in metrics.json {len(wrong) - SHOWN} more fields are not what the records fold"
+            f" to{beside}"
+        )
 
 
 def lacking(case: Case) -> str:
-    """Which records the computation lacks, as text: metrics.json is durable when a run ends, logs may lose lines in a power loss."""
+    """Which records the computation lacks, as text: metrics.json is durable when a run ends, logs
+    may lose lines in a power loss.
+    """
     if case.run.dataset is None:
         return "dataset.json is missing"
     if case.path.gaps:
@@ -80,7 +103,9 @@ def lacking(case: Case) -> str:
                 return f"attempt {a.attempt} left no log of rank {rank}"
     allowed = allowed_missing_lines(case)
     for segment in case.path.segments:
-        excused = sum(attempt == segment.attempt and step in segment.steps() for attempt, _, step in allowed)
+        excused = sum(
+            attempt == segment.attempt and step in segment.steps() for attempt, _, step in allowed
+        )
         if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size - excused:
             return f"lines of attempt {segment.attempt} are missing"
     return "evaluations are missing" if unrecorded(case) else ""
@@ -88,19 +113,27 @@ def lacking(case: Case) -> str:
 
 def _counted_again(case: Case) -> dict[str, Any]:
     wall, steps = case.timeline.wall_s, sum(len(segment.steps()) for segment in case.path.segments)
-    counted: dict[str, Any] = {"committed_steps": steps, "wall_s": wall, "goodput": steps / wall if wall > 0 else 0.0}
+    counted: dict[str, Any] = {
+        "committed_steps": steps,
+        "wall_s": wall,
+        "goodput": steps / wall if wall > 0 else 0.0,
+    }
     return counted | ({"restarts": case.run.supervisor.restarts} if case.run.supervisor else {})
 
 
 def _checkpoint_counts(run: RunRecords) -> dict[str, int]:
-    """How many checkpoints were submitted, and how they ended by the first line that records an end."""
+    """How many checkpoints were submitted, and how they ended by the first line that records an
+    end.
+    """
     counts = dict.fromkeys(("submitted", *CHECKPOINT_ENDS), 0)
     for a in run.attempt_logs:
         ends: dict[int, str] = {}
         for line in a.checkpoints.events:
             if line.event in CHECKPOINT_ENDS:
                 ends.setdefault(line.global_step, line.event)
-        for step in {line.global_step for line in a.checkpoints.events if line.event == "submitted"}:
+        for step in {
+            line.global_step for line in a.checkpoints.events if line.event == "submitted"
+        }:
             counts["submitted"] += 1
             if step in ends:
                 counts[ends[step]] += 1

@@ -12,10 +12,13 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Span
 from ecrl_cli.records.journal import read_journal
 
-# The values compared are sums and differences of the same clock readings, so they differ only by rounding: a sum of some ten numbers of up to 10^7 s
-# (the clock of a machine that has been up for months) is exact to 10^-7 s, whatever the load.
+# The values compared are sums and differences of the same clock readings, so they differ only by
+# rounding: a sum of some ten numbers of up to 10^7 s (the clock of a machine that has been up for
+# months) is exact to 10^-7 s, whatever the load.
 ROUNDING_S = 1e-6
-APART_S = 0.05  # how far the monotonic and the wall clock may differ at one instant: both are read within microseconds
+# how far the monotonic and the wall clock may differ at one instant: both are read within
+# microseconds
+APART_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class SpanAccount:
         return self.spans[-1].end
 
     def index_at(self, instant: float) -> int | None:
-        """The index of the span that covers `instant`; None outside of all. At a boundary, the later span."""
+        """The index of the span that covers `instant`; None outside of all. At a boundary, the
+        later span.
+        """
         found = bisect_right(self._starts, instant + ROUNDING_S) - 1
         return found if found >= 0 and instant <= self.spans[found].end + ROUNDING_S else None
 
@@ -46,7 +51,11 @@ class SpanAccount:
         found = self.index_at(instant)
         if found is None:
             return ()
-        before = self.spans[found - 1 : found] if found and self.spans[found].start >= instant - ROUNDING_S else ()
+        before = (
+            self.spans[found - 1 : found]
+            if found and self.spans[found].start >= instant - ROUNDING_S
+            else ()
+        )
         return (*before, self.spans[found])
 
     def between(self, start: float, end: float) -> Iterator[Span]:
@@ -68,7 +77,9 @@ class SpanAccount:
 
 @dataclass(frozen=True)
 class RankSpans:
-    """By (attempt, rank), for ranks that left spans. `unread`: files that cannot be read, with the reason."""
+    """By (attempt, rank), for ranks that left spans. `unread`: files that cannot be read, with the
+    reason.
+    """
 
     accounts: dict[tuple[int, int], SpanAccount]
     unread: tuple[str, ...] = field(default=())
@@ -78,7 +89,9 @@ class RankSpans:
 
 
 def read_spans(records: RunRecords) -> RankSpans:
-    """Rank 0's spans are already loaded with the run; those of other ranks are read here, for verification only."""
+    """Rank 0's spans are already loaded with the run; those of other ranks are read here, for
+    verification only.
+    """
     accounts, unread = {}, []
     for logs in records.attempt_logs:
         paths = records.layout.attempt(logs.attempt)
@@ -89,7 +102,9 @@ def read_spans(records: RunRecords) -> RankSpans:
                 continue
             if rank:
                 try:
-                    events = read_journal(path, Span, until=records.cut.size(path) if records.cut else None).events
+                    events = read_journal(
+                        path, Span, until=records.cut.size(path) if records.cut else None
+                    ).events
                 except (RecordError, OSError) as error:
                     unread.append(f"{records.layout.relative(path)} cannot be read: {error}")
                     continue

@@ -1,4 +1,6 @@
-"""Selects reference runs for a run's trajectory: runs that must end in the same state, undisturbed, valid themselves, each counted once."""
+"""Selects reference runs for a run's trajectory: runs that must end in the same state, undisturbed,
+valid themselves, each counted once.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,20 @@ from ecrl_cli.verify.verification_input import Case, same_sizes
 T = TypeVar("T")
 PREFERRED = ("ref", "clean")  # variants, best reference first
 _MOST = 4  # references that one run is compared with
-TRIES = 20  # to read a run that is still running before it has removed a checkpoint, or replaced a record, that is being read
-KEPT = 12  # runs whose records stay in memory: those that a suite's arms and seeds have beside each other, not a whole sweep
+# to read a run that is still running before it has removed a checkpoint, or replaced a record, that
+# is being read
+TRIES = 20
+# runs whose records stay in memory: those that a suite's arms and seeds have beside each other, not
+# a whole sweep
+KEPT = 12
 
 
 @dataclass
 class _Known:
-    """What is known of one run. `files`: their sizes and times when it was read. `case`: the run without a reference; None where its records were
-    dropped again. `alone`: the findings that no other run has a part in. `doubt`: why it is no reference."""
+    """What is known of one run. `files`: their sizes and times when it was read. `case`: the run
+    without a reference; None where its records were dropped again. `alone`: the findings that no
+    other run has a part in. `doubt`: why it is no reference.
+    """
 
     files: object
     case: Case | None = None
@@ -44,10 +52,11 @@ class _Known:
 
 @dataclass
 class References:
-    """A cache for all runs that one command verifies: what is checked of a run alone is checked once, as itself and as a reference, and the
-    records read last are kept.
+    """A cache for all runs that one command verifies: what is checked of a run alone is checked
+    once, as itself and as a reference, and the records read last are kept.
 
-    `seal_key`: the key under which a run must be sealed; empty: the one that its configuration names, if available.
+    `seal_key`: the key under which a run must be sealed; empty: the one that its configuration
+    names, if available.
     """
 
     seal_key: bytes = b""
@@ -58,13 +67,18 @@ class References:
         """The configuration of the run at `layout`; None if there is no readable one."""
         if layout.root not in self._stored:
             try:
-                self._stored[layout.root] = read_run_config(layout) if layout.config.exists() else None
+                self._stored[layout.root] = (
+                    read_run_config(layout) if layout.config.exists() else None
+                )
             except (EcrlError, OSError):
-                self._stored[layout.root] = None  # no evidence against this run: the other run's own verdict reports it
+                # no evidence against this run: the other run's own verdict reports it
+                self._stored[layout.root] = None
         return self._stored[layout.root]
 
     def records(self, layout: RunLayout) -> RunRecords:
-        """As `bounded`, from the cache where the run is among the KEPT read last and its files are as they were: siblings share references."""
+        """As `bounded`, from the cache where the run is among the KEPT read last and its files are
+        as they were: siblings share references.
+        """
         check_file_counts(layout)
         files, known = file_states(layout), self._runs.pop(layout.root, None)
         if known is None or known.files != files:
@@ -76,7 +90,9 @@ class References:
         return case.run
 
     def findings(self, records: RunRecords, **beside: Any) -> tuple[Finding, ...]:
-        """One per promise, of a run read by `records`. `beside`: its reference and the like, as fields of `Case`."""
+        """One per promise, of a run read by `records`. `beside`: its reference and the like, as
+        fields of `Case`.
+        """
         known = self._runs[records.layout.root]
         case = known.case or Case(records, seal_key=self.seal_key)
         if known.alone is None:
@@ -84,30 +100,44 @@ class References:
         return run_checks(case.beside(**beside), known.alone)
 
     def doubt(self, records: RunRecords) -> str:
-        """Why the run cannot serve as a reference because it is not valid itself; empty if it can. Verified without a reference, to avoid cycles."""
+        """Why the run cannot serve as a reference because it is not valid itself; empty if it can.
+        Verified without a reference, to avoid cycles.
+        """
         known = self._runs[records.layout.root]
         if known.doubt is None:
             findings = self.findings(records)
             status = worst(finding.status for finding in findings)
             first = next(finding.message for finding in findings if finding.status == status)
-            known.doubt = "" if status == VALID else f"the reference {records.layout.root.name} is {status}: {first}"
+            known.doubt = (
+                ""
+                if status == VALID
+                else f"the reference {records.layout.root.name} is {status}: {first}"
+            )
         return known.doubt
 
 
-# Limits of the work that a run's records claim, in proportion to the log lines that exist. An honest run has a line for every step and rank.
-# Records that claim a hundred million steps but hold fifty lines would cost hours and all memory, so they are rejected before anything loops
-# over the claimed range. An honest run with missing logs stays far below these limits.
+# Limits of the work that a run's records claim, in proportion to the log lines that exist. An
+# honest run has a line for every step and rank. Records that claim a hundred million steps but hold
+# fifty lines would cost hours and all memory, so they are rejected before anything loops over the
+# claimed range. An honest run with missing logs stays far below these limits.
 FREE = 300_000  # rank-steps that may be claimed without any line
-PER_LINE = 32  # rank-steps per existing line: an honest run has one line each, apart from replayed ones, and is checked for every world size it had
+# rank-steps per existing line: an honest run has one line each, apart from replayed ones, and is
+# checked for every world size it had
+PER_LINE = 32
 SAMPLES_FREE, SAMPLES_PER_LINE = 2**27, 2**16
 
 
 def read_case(layout: RunLayout, seal_key: bytes) -> Case:
-    """The run as it lies there; one that is still running as it lay there at one instant, its checkpoints too. MovedOn if that does not succeed."""
+    """The run as it lies there; one that is still running as it lay there at one instant, its
+    checkpoints too. MovedOn if that does not succeed.
+    """
 
     def at_one_instant(cut: Cut) -> Case:
-        # Checkpoints first: a fast run removes them within fractions of a second, while its logs only grow.
-        nothing = RunRecords(layout, read_run_config(layout), None, None, None, (), (), (), None, cut)
+        # Checkpoints first: a fast run removes them within fractions of a second, while its logs
+        # only grow.
+        nothing = RunRecords(
+            layout, read_run_config(layout), None, None, None, (), (), (), None, cut
+        )
         case = Case(nothing, seal_key=seal_key)
         assert case.disk is not None and case.quarantined is not None  # read here, and kept
         return case.beside(run=bounded(layout, cut))
@@ -146,41 +176,58 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def bounded(layout: RunLayout, cut: Cut | None = None) -> RunRecords:
-    """The records under `layout`, at the instant of `cut`; RecordError if verifying them would cost far more than they hold."""
+    """The records under `layout`, at the instant of `cut`; RecordError if verifying them would cost
+    far more than they hold.
+    """
     records = load(layout, cut)
     check_extent(records)
     return records
 
 
 def check_extent(records: RunRecords) -> None:
-    """RecordError if the committed sequence, or the sample order up to it, is out of proportion to the existing lines."""
+    """RecordError if the committed sequence, or the sample order up to it, is out of proportion to
+    the existing lines.
+    """
     logs = [lines.events for a in records.attempt_logs for lines in a.ranks.values()]
     lines, path = sum(map(len, logs)), lineage(records)
     claimed = sum(len(segment.steps()) * max(segment.world_size, 1) for segment in path.segments)
-    reach = min(max([path.last_step, 1, *(line.global_step for log in logs for line in log)]), records.stored.config.target_steps)
+    reach = min(
+        max([path.last_step, 1, *(line.global_step for log in logs for line in log)]),
+        records.stored.config.target_steps,
+    )
     claimed = max(claimed, reach * sum(_sizes(records)))
     if claimed > FREE + PER_LINE * lines:
-        fact = f"claims {plural(claimed, 'step')} of ranks up to step {reach}, its logs hold {plural(lines, 'line')}"
+        fact = (
+            f"claims {plural(claimed, 'step')} of ranks up to step {reach}, its logs hold"
+            f" {plural(lines, 'line')}"
+        )
         raise RecordError("supervisor.json", fact, "restore the records")
     if records.dataset and (batch := records.stored.config.global_batch) <= records.dataset.size:
         epochs = (reach - 1) // (records.dataset.size // max(batch, 1)) + 1
         if epochs * records.dataset.size > SAMPLES_FREE + SAMPLES_PER_LINE * lines:
-            fact = f"claims {epochs} epochs of {plural(records.dataset.size, 'sample')}, the logs hold {plural(lines, 'line')}"
+            fact = (
+                f"claims {epochs} epochs of {plural(records.dataset.size, 'sample')}, the logs hold"
+                f" {plural(lines, 'line')}"
+            )
             raise RecordError("dataset.json", fact, "restore the records")
 
 
 def _sizes(records: RunRecords) -> set[int]:
     """Every world size that the records name and that can share the batch."""
     named = {a.world_size for a in records.attempts} | {
-        line.world_size for a in records.attempt_logs for lines in a.ranks.values() for line in lines.events
+        line.world_size
+        for a in records.attempt_logs
+        for lines in a.ranks.values()
+        for line in lines.events
     }
     return {size for size in named if size > 0 and fits(records.stored.config, size)}
 
 
 @dataclass(frozen=True)
 class FoundReferences:
-    """`usable`: references, best first. `doubts`: why others are not. `disturbed_alike`: names of runs that must end in the same state but were
-    disturbed themselves."""
+    """`usable`: references, best first. `doubts`: why others are not. `disturbed_alike`: names of
+    runs that must end in the same state but were disturbed themselves.
+    """
 
     usable: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -188,7 +235,9 @@ class FoundReferences:
 
 
 def find_references(run: RunRecords, known: References) -> FoundReferences:
-    """The runs beside `run`, and in the references folder there, that can serve as its reference."""
+    """The runs beside `run`, and in the references folder there, that can serve as its
+    reference.
+    """
     found: dict[tuple[object, ...], RunRecords] = {}
     doubts, disturbed_alike = [], []
     for layout, stored in _alike(run, known):
@@ -201,13 +250,22 @@ def find_references(run: RunRecords, known: References) -> FoundReferences:
         elif not same_sizes(run, records) and stored.config.elastic.schedule:
             continue  # a run that changed its world size is no reference for one that does not
         elif origin(records) in (origin(run), *found):
-            doubts.append(f"{layout.root.name} is a copy of a run that was counted: no second reference")
+            doubts.append(
+                f"{layout.root.name} is a copy of a run that was counted: no second reference"
+            )
         elif doubt := known.doubt(records):
             doubts.append(doubt)
         else:
             found[origin(records)] = records
-    whole = [records for records in found.values() if records.stored.reference_id == run.stored.reference_id]
-    best = sorted(whole or found.values(), key=lambda records: (not same_sizes(run, records), _preference(records)))
+    whole = [
+        records
+        for records in found.values()
+        if records.stored.reference_id == run.stored.reference_id
+    ]
+    best = sorted(
+        whole or found.values(),
+        key=lambda records: (not same_sizes(run, records), _preference(records)),
+    )
     return FoundReferences(tuple(best[:_MOST]), tuple(doubts), tuple(disturbed_alike))
 
 
@@ -221,9 +279,18 @@ def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, Stor
 
 
 def reference_ids(run: RunRecords) -> tuple[str, ...]:
-    """The reference ids of runs that must do the same: the run's own, and of a run that was continued that of its first leg."""
+    """The reference ids of runs that must do the same: the run's own, and of a run that was
+    continued that of its first leg.
+    """
     own, before = run.stored, run.stored.config.continued_at
-    return (own.reference_id, *([reference_id(replace(own.config, target_steps=before[0], continued_at=()))] if before else ()))
+    return (
+        own.reference_id,
+        *(
+            [reference_id(replace(own.config, target_steps=before[0], continued_at=()))]
+            if before
+            else ()
+        ),
+    )
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -234,7 +301,9 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def origin(records: RunRecords) -> tuple[object, ...]:
-    """The identity of a run that its copies share under any name: run id, boot and start of its first session, and first launch."""
+    """The identity of a run that its copies share under any name: run id, boot and start of its
+    first session, and first launch.
+    """
     sessions = [(session.boot_id, session.started_at) for session in records.sessions]
     launches = [a.launched_at for a in records.attempts]
     return records.stored.run_id, *sessions[:1], *launches[:1]

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ecrl_cli.errors import ConfigError, EcrlError
-from ecrl_cli.verify.checkpoints import ACCOUNT, NO_BAD, NO_LOSS, checkpoints_accounted, no_acknowledged_loss, no_bad_checkpoint
+from ecrl_cli.verify.checkpoints import (
+    ACCOUNT,
+    NO_BAD,
+    NO_LOSS,
+    checkpoints_accounted,
+    no_acknowledged_loss,
+    no_bad_checkpoint,
+)
 from ecrl_cli.verify.configuration import refusal
 from ecrl_cli.verify.consistency import RECORDS, TARGET, records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import PROMISE as ONCE
@@ -45,26 +52,43 @@ CHECKS: dict[str, Check] = {
     TARGET: target_reached,
     SEALED: records_sealed,
 }
-COMPARING = (INPUT, TRAJECTORY, STATE, RECORDS)  # promises that are held against the reference too; the others are of the run alone
+# promises that are held against the reference too; the others are of the run alone
+COMPARING = (INPUT, TRAJECTORY, STATE, RECORDS)
 
 
-def run_checks(case: Case, found: Mapping[str, Finding] = MappingProxyType({})) -> tuple[Finding, ...]:
-    """Run every check: one finding per promise. `found`: by promise, those that are known already."""
-    return tuple(found.get(promise) or guarded(promise, check, case) for promise, check in CHECKS.items())
+def run_checks(
+    case: Case, found: Mapping[str, Finding] = MappingProxyType({})
+) -> tuple[Finding, ...]:
+    """Run every check: one finding per promise. `found`: by promise, those that are known
+    already.
+    """
+    return tuple(
+        found.get(promise) or guarded(promise, check, case) for promise, check in CHECKS.items()
+    )
 
 
 def checks_alone(case: Case) -> dict[str, Finding]:
     """The findings, by promise, that no other run has a part in."""
-    return {promise: guarded(promise, check, case) for promise, check in CHECKS.items() if promise not in COMPARING}
+    return {
+        promise: guarded(promise, check, case)
+        for promise, check in CHECKS.items()
+        if promise not in COMPARING
+    }
 
 
 def guarded(promise: str, check: Check, case: Case) -> Finding:
-    """Run one check; if it raises, its promise is unknown, with the reason. Only a configuration that ECRL would refuse should make one raise."""
+    """Run one check; if it raises, its promise is unknown, with the reason. Only a configuration
+    that ECRL would refuse should make one raise.
+    """
     try:
         return check(case)
     except Exception as error:
         refused = error if isinstance(error, ConfigError) else refusal(case.run.stored.config)
         if refused:
-            return Finding(promise, UNKNOWN, f"{promise} - config.json is none that ECRL runs here: {refused.fact}")
+            return Finding(
+                promise,
+                UNKNOWN,
+                f"{promise} - config.json is none that ECRL runs here: {refused.fact}",
+            )
         reason = error.fact if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}"
         return Finding(promise, UNKNOWN, f"{promise} - the check failed ({reason})")

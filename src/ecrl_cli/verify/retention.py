@@ -1,7 +1,9 @@
-"""Replays the journals: what was in the checkpoint folder, line by line, and what retention was allowed to remove.
+"""Replays the journals: what was in the checkpoint folder, line by line, and what retention was
+allowed to remove.
 
-After each acknowledged save, retention removes what is older than the newest max(2, keep) verified checkpoints. So journals and configuration
-decide for every `retired` line whether it was allowed; one that was not does not excuse a missing checkpoint.
+After each acknowledged save, retention removes what is older than the newest max(2, keep) verified
+checkpoints. So journals and configuration decide for every `retired` line whether it was allowed;
+one that was not does not excuse a missing checkpoint.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import CheckpointLine
 
 _STEP = re.compile(r"step_([0-9]{8})")
-_DIRECTORY_SYNC = "fsync of the directory"  # the call's name in StorageError: the files have their name, but its durability is unknown
+# the call's name in StorageError: the files have their name, but its durability is unknown
+_DIRECTORY_SYNC = "fsync of the directory"
 
 Live = dict[int, CheckpointLine]
 
 
 @dataclass(frozen=True)
 class Overreach:
-    """A `retired` line that retention's rule does not allow; `newer`: how many newer checkpoints existed."""
+    """A `retired` line that retention's rule does not allow; `newer`: how many newer checkpoints
+    existed.
+    """
 
     line: CheckpointLine
     newer: int
@@ -31,9 +36,11 @@ class Overreach:
 class Folder:
     """The state of the checkpoint folder after the journal lines read so far.
 
-    `live`: by step, what is committed and neither rightly retired nor rejected. `retired`: by step, the line that rightly retired it. `gone`:
-    the steps recorded as retired, rightly or not. `superfluous`: by step, the attempt in which retention was first allowed to remove it. A save
-    that failed after its files had their name may have left a checkpoint that retention counts: it counts here too.
+    `live`: by step, what is committed and neither rightly retired nor rejected. `retired`: by step,
+    the line that rightly retired it. `gone`: the steps recorded as retired, rightly or not.
+    `superfluous`: by step, the attempt in which retention was first allowed to remove it. A save
+    that failed after its files had their name may have left a checkpoint that retention counts: it
+    counts here too.
     """
 
     keep: int
@@ -52,7 +59,11 @@ class Folder:
             self.superfluous.pop(step, None)
             self.retired.pop(step, None)
             self._count(step, line.attempt)
-        elif line.event == "failed" and _DIRECTORY_SYNC in (line.reason or "") and step not in self.live:
+        elif (
+            line.event == "failed"
+            and _DIRECTORY_SYNC in (line.reason or "")
+            and step not in self.live
+        ):
             self._count(step, line.attempt)
         elif line.event == "retired":
             self.gone.add(step)
@@ -82,8 +93,8 @@ class Folder:
 
 @dataclass(frozen=True)
 class CheckpointHistory:
-    """By attempt: the checkpoints that it could choose from (`found`), those left after its rejections (`left`), and the steps recorded as retired
-    (`gone`).
+    """By attempt: the checkpoints that it could choose from (`found`), those left after its
+    rejections (`left`), and the steps recorded as retired (`gone`).
 
     `end`: after the last line.
     """
@@ -95,7 +106,9 @@ class CheckpointHistory:
 
 
 def checkpoint_history(records: RunRecords) -> CheckpointHistory:
-    """Replay the journals of all attempts on record, in order, with the rejections at each launch."""
+    """Replay the journals of all attempts on record, in order, with the rejections at each
+    launch.
+    """
     found: dict[int, Live] = {}
     left: dict[int, Live] = {}
     gone: dict[int, frozenset[int]] = {}

@@ -1,4 +1,6 @@
-"""Checks that every sample of every mini-batch is applied once to every layer or recorded as lost. Pure: works on records only."""
+"""Checks that every sample of every mini-batch is applied once to every layer or recorded as lost.
+Pure: works on records only.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,18 @@ from ecrl_cli.records.survivor_records import EFFECTS, LOST, AppliedSamples, Los
 Windows = Mapping[int, Sequence[int]]
 
 
-def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[AppliedSamples], recorded: Iterable[LostSamples]) -> list[str]:
+def unaccounted(
+    windows: Windows,
+    layers: Sequence[str],
+    applied: Iterable[AppliedSamples],
+    recorded: Iterable[LostSamples],
+) -> list[str]:
     """Discrepancies, one sentence each; empty if everything adds up.
 
-    For each global step of `windows` and each layer: the samples applied are those of the batch, minus those recorded as lost, plus those
-    recorded as repeated. Records of other steps or unknown layers are reported too. Samples are counted as multisets: one that is in a batch
-    twice is due twice.
+    For each global step of `windows` and each layer: the samples applied are those of the batch,
+    minus those recorded as lost, plus those recorded as repeated. Records of other steps or unknown
+    layers are reported too. Samples are counted as multisets: one that is in a batch twice is due
+    twice.
     """
     lines, done = list(recorded), list(applied)
     found = _strangers(windows, layers, done, lines)
@@ -30,7 +38,12 @@ def unaccounted(windows: Windows, layers: Sequence[str], applied: Iterable[Appli
     return found
 
 
-def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[AppliedSamples], lines: Sequence[LostSamples]) -> list[str]:
+def _strangers(
+    windows: Windows,
+    layers: Sequence[str],
+    done: Sequence[AppliedSamples],
+    lines: Sequence[LostSamples],
+) -> list[str]:
     known, found = set(layers), []
     records: list[AppliedSamples | LostSamples] = [*done, *lines]
     for record in records:
@@ -38,10 +51,19 @@ def _strangers(windows: Windows, layers: Sequence[str], done: Sequence[AppliedSa
             found.append(f"step {record.global_step} is on record and was never due")
         if unknown := [layer for layer in record.layers if layer not in known]:
             found.append(f"step {record.global_step}: no layer is called {shown(unknown[0])}")
-    return found + [f"step {line.global_step}: {shown(line.effect)} is no effect" for line in lines if line.effect not in EFFECTS]
+    return found + [
+        f"step {line.global_step}: {shown(line.effect)} is no effect"
+        for line in lines
+        if line.effect not in EFFECTS
+    ]
 
 
-def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: list[tuple[int, AppliedSamples | LostSamples]]) -> list[str]:
+def _step(
+    step: int,
+    window: Sequence[int],
+    layers: Sequence[str],
+    influences: list[tuple[int, AppliedSamples | LostSamples]],
+) -> list[str]:
     """The discrepancies of one step; layers with the same records are checked together."""
     touching: dict[str, list[int]] = {layer: [] for layer in layers}
     for number, (_, record) in enumerate(influences):
@@ -59,7 +81,9 @@ def _step(step: int, window: Sequence[int], layers: Sequence[str], influences: l
             for sample in record.samples:
                 count[sample] += sign
         count.subtract(Counter(window))
-        found += _differences(step, names, {sample: times for sample, times in count.items() if times})
+        found += _differences(
+            step, names, {sample: times for sample, times in count.items() if times}
+        )
     return found
 
 
@@ -69,4 +93,7 @@ def _differences(step: int, names: list[str], wrong: dict[int, int]) -> list[str
     sample, times = min(wrong.items())
     word = "too often" if times > 0 else "too seldom"
     where = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-    return [f"step {step}: {plural(len(wrong), 'sample')}, the first {sample}, count {plural(abs(times), 'time')} {word} on {where}"]
+    return [
+        f"step {step}: {plural(len(wrong), 'sample')}, the first {sample}, count"
+        f" {plural(abs(times), 'time')} {word} on {where}"
+    ]

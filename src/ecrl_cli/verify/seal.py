@@ -16,9 +16,11 @@ PROMISE = "records-sealed"
 
 
 def records_sealed(case: Case) -> Finding:
-    """Every record file matches its digest in seal.json, none was added, and the seal carries the required signature.
+    """Every record file matches its digest in seal.json, none was added, and the seal carries the
+    required signature.
 
-    Not checked without a seal, unless one is required: the configuration names a key, or one was given.
+    Not checked without a seal, unless one is required: the configuration names a key, or one was
+    given.
     """
     notes = FindingBuilder(PROMISE)
     if case.live:
@@ -27,14 +29,22 @@ def records_sealed(case: Case) -> Finding:
     try:
         seal = read_seal(case.run.layout)
     except (RecordError, OSError) as error:
-        notes.broken(f"seal.json cannot be read: {error.fact if isinstance(error, RecordError) else error.strerror}")
+        notes.broken(
+            "seal.json cannot be read:"
+            f" {error.fact if isinstance(error, RecordError) else error.strerror}"
+        )
         return notes.finding("")
     earlier = check_earlier_seals(case, notes)
     if seal is None:
         if case.ended and (keyed or case.seal_key):
             why = "seal.key_file is set" if keyed else "a key was given"
-            notes.missing(f"not sealed, and {why}: the seal was removed, or the run was killed before it was written")
-        return notes.finding("not sealed" if case.ended else "not sealed: the run has not ended", checked=False)
+            notes.missing(
+                f"not sealed, and {why}: the seal was removed, or the run was killed before it was"
+                " written"
+            )
+        return notes.finding(
+            "not sealed" if case.ended else "not sealed: the run has not ended", checked=False
+        )
     _check_content(case, seal, notes)
     message = _signature(case, seal, keyed, notes)
     behind = ", and those of an earlier end as they were then" if earlier else ""
@@ -56,9 +66,11 @@ def _check_content(case: Case, seal: Seal, notes: FindingBuilder) -> None:
 
 
 def _check_checkpoints(case: Case, seal: Seal, notes: FindingBuilder) -> None:
-    """Checkpoints may disappear (see `no-acknowledged-loss`), but none may be added or replaced by another commit.
+    """Checkpoints may disappear (see `no-acknowledged-loss`), but none may be added or replaced by
+    another commit.
 
-    Damage is reported by `no-bad-checkpoint`: here it is enough that checkpoints passing the integrity check are the sealed ones.
+    Damage is reported by `no-bad-checkpoint`: here it is enough that checkpoints passing the
+    integrity check are the sealed ones.
     """
     if seal.final != (list(seal.checkpoints.values()) or [""])[-1]:
         notes.broken("seal.json names another final checkpoint than its newest")
@@ -76,14 +88,23 @@ def _signature(case: Case, seal: Seal, keyed: bool, notes: FindingBuilder) -> st
             why = "seal.key_file asks for a signature" if keyed else "a key was given"
             notes.broken(f"seal.json is not signed, and {why}")
         return "sealed"
-    if not case.seal_key and in_run(case.run.layout, keyed_by := case.run.stored.config.seal.key_file):
-        notes.missing(f"signed with {shown(keyed_by)}, a key that lies in the run itself: whoever has the run can sign it anew (--seal-key FILE)")
+    if not case.seal_key and in_run(
+        case.run.layout, keyed_by := case.run.stored.config.seal.key_file
+    ):
+        notes.missing(
+            f"signed with {shown(keyed_by)}, a key that lies in the run itself: whoever has the run"
+            " can sign it anew (--seal-key FILE)"
+        )
     key, why = (case.seal_key, "") if case.seal_key else _own_key(case)
     if not key:
         return f"sealed, signature not checked ({why})"
     if not seal.signed_with(key):
         notes.broken("the signature of seal.json is not of this key")
-    return "sealed and signed" if case.seal_key else "sealed and signed with the key that its own configuration names"
+    return (
+        "sealed and signed"
+        if case.seal_key
+        else "sealed and signed with the key that its own configuration names"
+    )
 
 
 def in_run(layout: RunLayout, name: str) -> bool:

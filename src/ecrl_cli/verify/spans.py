@@ -8,7 +8,15 @@ from itertools import pairwise
 
 from ecrl_cli.errors import plural
 from ecrl_cli.history.membership import continuing_ranks
-from ecrl_cli.records.events import COPY_WAIT, RANK_CATEGORIES, STALL_PARTS, Attempt, CheckpointLine, RankLine, Span
+from ecrl_cli.records.events import (
+    COPY_WAIT,
+    RANK_CATEGORIES,
+    STALL_PARTS,
+    Attempt,
+    CheckpointLine,
+    RankLine,
+    Span,
+)
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost
 from ecrl_cli.verify.clocks import local_ranks, processes_over
@@ -17,9 +25,12 @@ from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
-_FREE = ("compute", "evaluate", "warm_up", "idle", "import", "rendezvous", "load")  # categories that no stall contains
+# categories that no stall contains
+_FREE = ("compute", "evaluate", "warm_up", "idle", "import", "rendezvous", "load")
 _AFTERWARDS_S = 0.05  # computing after the last step: a few statements
-_LAST_STEP_S = 60.0  # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for the processor
+# how much later than rank 0 another rank may log the last step: it may be suspended, or wait for
+# the processor
+_LAST_STEP_S = 60.0
 
 
 def check_spans(case: Case, notes: FindingBuilder) -> None:
@@ -37,13 +48,23 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
             if _check_account(a, rank, account, notes):
                 waits = _waits(account, logs.checkpoints.events) if rank == 0 else set()
                 lost = tail_may_be_lost(case, a.attempt)
-                _check_lines(f"attempt {a.attempt} rank {rank}", lines.events, account, waits, notes, lost=lost)
+                _check_lines(
+                    f"attempt {a.attempt} rank {rank}",
+                    lines.events,
+                    account,
+                    waits,
+                    notes,
+                    lost=lost,
+                )
                 _check_span_steps(case, a, rank, account, notes)
             else:
                 sound = False
         for key in sorted(key for key in case.spans.accounts if key[0] == a.attempt):
             if key[1] >= a.world_size:
-                notes.broken(f"attempt {a.attempt} rank {key[1]} left spans, the attempt had {plural(a.world_size, 'rank')}")
+                notes.broken(
+                    f"attempt {a.attempt} rank {key[1]} left spans, the attempt had"
+                    f" {plural(a.world_size, 'rank')}"
+                )
             elif key[1] < local_ranks(case, a.attempt) and key[1] in logs.ranks:
                 _check_ends_of_spans(case, a, key[1], notes)
         _check_steps_together(case, a, notes)
@@ -53,16 +74,32 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> bool:
-    """Spans are contiguous, have positive length and a valid category; returns whether other checks can rely on them."""
+    """Spans are contiguous, have positive length and a valid category; returns whether other checks
+    can rely on them.
+    """
     who = f"attempt {a.attempt} rank {rank}"
     for span in account.spans:
-        if span.category not in RANK_CATEGORIES or span.attempt != a.attempt or not span.end > span.start:
-            notes.broken(f"{who} has a span that cannot be: {span.category} of attempt {span.attempt}, {span.start} to {span.end}")
+        if (
+            span.category not in RANK_CATEGORIES
+            or span.attempt != a.attempt
+            or not span.end > span.start
+        ):
+            notes.broken(
+                f"{who} has a span that cannot be: {span.category} of attempt {span.attempt},"
+                f" {span.start} to {span.end}"
+            )
             return False
     for before, after in pairwise(account.spans):
         if abs(after.start - before.end) > ROUNDING_S:
-            how = f"{after.start - before.end:.6f} s open" if after.start > before.end else f"{before.end - after.start:.6f} s counted twice"
-            notes.broken(f"{who} leaves {how} between {before.category} and {after.category} (step {after.global_step})")
+            how = (
+                f"{after.start - before.end:.6f} s open"
+                if after.start > before.end
+                else f"{before.end - after.start:.6f} s counted twice"
+            )
+            notes.broken(
+                f"{who} leaves {how} between {before.category} and {after.category} (step"
+                f" {after.global_step})"
+            )
             return False
         if after.global_step < before.global_step:
             notes.broken(f"{who} books step {after.global_step} after step {before.global_step}")
@@ -75,17 +112,36 @@ def _check_ends_of_spans(case: Case, a: Attempt, rank: int, notes: FindingBuilde
     account, until = case.spans.accounts[a.attempt, rank], processes_over(case, a)
     if account.start < a.launched_at - ROUNDING_S:
         notes.broken(f"the spans of attempt {a.attempt} rank {rank} begin before the launch")
-    if account.spans[0].category != ("rendezvous" if a.origins else "import"):  # a process that was there before has imported already
-        notes.broken(f"the spans of attempt {a.attempt} rank {rank} begin with {account.spans[0].category} of step {account.spans[0].global_step}")
-    ended_by_itself = (a.outcome in ENDED_WELL and a.exit_code in (0, None) and a.signal is None) or rank in continuing_ranks(case.run, a.attempt)
-    if ended_by_itself and account.spans[-1].category != "idle" and recorded_by_rank(case.run.stored.config):
-        notes.broken(f"attempt {a.attempt} {a.outcome}, and the spans of rank {rank} end with {account.spans[-1].category}")
+    # a process that was there before has imported already
+    if account.spans[0].category != ("rendezvous" if a.origins else "import"):
+        notes.broken(
+            f"the spans of attempt {a.attempt} rank {rank} begin with {account.spans[0].category}"
+            f" of step {account.spans[0].global_step}"
+        )
+    ended_by_itself = (
+        a.outcome in ENDED_WELL and a.exit_code in (0, None) and a.signal is None
+    ) or rank in continuing_ranks(case.run, a.attempt)
+    if (
+        ended_by_itself
+        and account.spans[-1].category != "idle"
+        and recorded_by_rank(case.run.stored.config)
+    ):
+        notes.broken(
+            f"attempt {a.attempt} {a.outcome}, and the spans of rank {rank} end with"
+            f" {account.spans[-1].category}"
+        )
     if until is not None and account.end > until + ROUNDING_S:
-        notes.broken(f"the spans of attempt {a.attempt} rank {rank} end {account.end - until:.6f} s after its process was over")
+        notes.broken(
+            f"the spans of attempt {a.attempt} rank {rank} end {account.end - until:.6f} s after"
+            " its process was over"
+        )
 
 
-def _check_span_steps(case: Case, a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder) -> None:
-    """A span is of the step that was being worked on: the last one logged before it, or the next one; 0 before the attempt's first step.
+def _check_span_steps(
+    case: Case, a: Attempt, rank: int, account: SpanAccount, notes: FindingBuilder
+) -> None:
+    """A span is of the step that was being worked on: the last one logged before it, or the next
+    one; 0 before the attempt's first step.
 
     Not where the disk failed or power was lost, which may take the last lines and leave the spans.
     """
@@ -97,16 +153,30 @@ def _check_span_steps(case: Case, a: Attempt, rank: int, account: SpanAccount, n
     for span in account.spans:
         while behind < len(lines) and lines[behind].at <= span.start + ROUNDING_S:
             done, behind = lines[behind].global_step, behind + 1
-        following = lines[behind].global_step if behind < len(lines) else done + 1  # a line may be missing
+        # a line may be missing
+        following = lines[behind].global_step if behind < len(lines) else done + 1
         if not done <= span.global_step <= min(following, last) and (span.global_step or behind):
-            text = f"{span.category} of step {span.global_step}, when step {done} was the last that the rank had logged"
+            text = (
+                f"{span.category} of step {span.global_step}, when step {done} was the last that"
+                " the rank had logged"
+            )
             notes.broken(f"attempt {a.attempt} rank {rank} has a span of {text}")
             return
 
 
-def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, waits: set[float], notes: FindingBuilder, *, lost: bool) -> None:
-    """A step is `compute` from its beginning to its line, but for the waits for a deferred copy, which begin at `waits`. Only the last line's
-    span may be missing: it was open when the rank died. `lost`: the last spans may never have reached the disk."""
+def _check_lines(
+    who: str,
+    lines: tuple[RankLine, ...],
+    account: SpanAccount,
+    waits: set[float],
+    notes: FindingBuilder,
+    *,
+    lost: bool,
+) -> None:
+    """A step is `compute` from its beginning to its line, but for the waits for a deferred copy,
+    which begin at `waits`. Only the last line's span may be missing: it was open when the rank
+    died. `lost`: the last spans may never have reached the disk.
+    """
     for number, line in enumerate(lines):
         step = f"step {line.global_step} of {who}"
         if line.at > account.end + ROUNDING_S:
@@ -116,44 +186,67 @@ def _check_lines(who: str, lines: tuple[RankLine, ...], account: SpanAccount, wa
                 return
             continue
         spans = account.covering(line.at)
-        if not any(span.category == "compute" and span.global_step == line.global_step for span in spans):
+        if not any(
+            span.category == "compute" and span.global_step == line.global_step for span in spans
+        ):
             booked = f"{spans[-1].category} of step {spans[-1].global_step}" if spans else "nothing"
             notes.broken(f"{step} was logged at an instant that is booked as {booked}")
             return
-        inside = [span for span in account.between(line.at - line.seconds, line.at) if span.category != "compute"]
+        inside = [
+            span
+            for span in account.between(line.at - line.seconds, line.at)
+            if span.category != "compute"
+        ]
         other = next((span for span in inside if span.start not in waits), None)
         if other is not None:
-            notes.broken(f"{step} took {line.seconds:.6f} s, and part of that is booked as {other.category}")
+            notes.broken(
+                f"{step} took {line.seconds:.6f} s, and part of that is booked as {other.category}"
+            )
             return
         began = account.step_starts.get(line.global_step)
         if began is not None and line.at - line.seconds > began + ROUNDING_S:
-            notes.broken(f"{step} took {line.seconds:.6f} s by its line, {line.at - began:.6f} s by its spans")
+            notes.broken(
+                f"{step} took {line.seconds:.6f} s by its line, {line.at - began:.6f} s by its"
+                " spans"
+            )
             return
 
 
 def _waits(account: SpanAccount, lines: Sequence[CheckpointLine]) -> set[float]:
-    """Where the spans begin that a line `waited` tells of: it is written right after the span, before the next one ends."""
+    """Where the spans begin that a line `waited` tells of: it is written right after the span,
+    before the next one ends.
+    """
     ends, found = [span.end for span in account.spans], set()
     for line in (line for line in lines if line.event == "waited"):
         span = account.spans[max(0, bisect_right(ends, line.at) - 1)]
-        if span.category == STALL_PARTS[COPY_WAIT] and abs(span.end - span.start - line.stall_s) <= ROUNDING_S:
+        if (
+            span.category == STALL_PARTS[COPY_WAIT]
+            and abs(span.end - span.start - line.stall_s) <= ROUNDING_S
+        ):
             found.add(span.start)
     return found
 
 
 def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """Ranks exchange gradients in every step: none ends it before all have begun it. Checked for ranks on one machine, which share a clock."""
+    """Ranks exchange gradients in every step: none ends it before all have begun it. Checked for
+    ranks on one machine, which share a clock.
+    """
     latest: dict[int, tuple[float, int]] = {}
     earliest: dict[int, tuple[float, int]] = {}
     for rank, lines in case.run.logs(a.attempt).ranks.items():
         for line in lines.events if rank < local_ranks(case, a.attempt) else ():
             step = line.global_step
-            latest[step] = max(latest.get(step, (line.at - line.seconds, rank)), (line.at - line.seconds, rank))
+            latest[step] = max(
+                latest.get(step, (line.at - line.seconds, rank)), (line.at - line.seconds, rank)
+            )
             earliest[step] = min(earliest.get(step, (line.at, rank)), (line.at, rank))
     for step in sorted(latest):
         (began, late), (ended, early) = latest[step], earliest[step]
         if began > ended + ROUNDING_S:
-            text = f"rank {late} began step {step} of attempt {a.attempt} {began - ended:.6f} s after rank {early} had ended it"
+            text = (
+                f"rank {late} began step {step} of attempt {a.attempt} {began - ended:.6f} s after"
+                f" rank {early} had ended it"
+            )
             notes.broken(f"{text}: they exchange gradients in between")
             return
 
@@ -163,20 +256,48 @@ def _check_saves(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     account, lines = case.spans.of(a.attempt, 0), case.run.logs(a.attempt).checkpoints.events
     if account is None:
         return
-    for submitted in (line for line in lines if line.event == "submitted" and line.at <= account.end):
-        released = next((line for line in lines if line.event == "released" and line.global_step == submitted.global_step), None)
+    for submitted in (
+        line for line in lines if line.event == "submitted" and line.at <= account.end
+    ):
+        released = next(
+            (
+                line
+                for line in lines
+                if line.event == "released" and line.global_step == submitted.global_step
+            ),
+            None,
+        )
         _check_save(case, a, account, (submitted, released), notes)
     _check_flush(case, a, account, notes)
 
 
-def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[CheckpointLine, CheckpointLine | None], notes: FindingBuilder) -> None:
+def _check_save(
+    case: Case,
+    a: Attempt,
+    account: SpanAccount,
+    lines: tuple[CheckpointLine, CheckpointLine | None],
+    notes: FindingBuilder,
+) -> None:
     submitted, released = lines
     who = f"the save of step {submitted.global_step} in attempt {a.attempt}"
     here = account.index_at(submitted.at)
-    # A checkpoint owed by survivors is saved before the attempt's first step, which earlier versions recorded under step 0.
-    steps = (submitted.global_step, 0) if submitted.global_step == a.resumed_from_step else (submitted.global_step,)
-    if here is None or account.spans[here].global_step not in steps or account.spans[here].category in (*_FREE, "sync"):
-        booked = "nothing" if here is None else f"{account.spans[here].category} of step {account.spans[here].global_step}"
+    # A checkpoint owed by survivors is saved before the attempt's first step, which earlier
+    # versions recorded under step 0.
+    steps = (
+        (submitted.global_step, 0)
+        if submitted.global_step == a.resumed_from_step
+        else (submitted.global_step,)
+    )
+    if (
+        here is None
+        or account.spans[here].global_step not in steps
+        or account.spans[here].category in (*_FREE, "sync")
+    ):
+        booked = (
+            "nothing"
+            if here is None
+            else f"{account.spans[here].category} of step {account.spans[here].global_step}"
+        )
         notes.broken(f"{who} was submitted at an instant that is booked as {booked}")
         return
     first, last = _extent(account, here)
@@ -189,15 +310,27 @@ def _check_save(case: Case, a: Attempt, account: SpanAccount, lines: tuple[Check
     ):
         spent = sum(span.end - span.start for span in spans if span.category == name)
         lost = not spent and tail_may_be_lost(case, a.attempt)  # the spans end in the save
-        if recorded is not None and not lost and all(abs(recorded - spent - more) > ROUNDING_S for more in (0.0, _left_over(account, first, name))):
-            notes.broken(f"{who} has {recorded:.6f} s of {name} by its line, {spent:.6f} s by the spans of rank 0")
+        if (
+            recorded is not None
+            and not lost
+            and all(
+                abs(recorded - spent - more) > ROUNDING_S
+                for more in (0.0, _left_over(account, first, name))
+            )
+        ):
+            notes.broken(
+                f"{who} has {recorded:.6f} s of {name} by its line, {spent:.6f} s by the spans of"
+                " rank 0"
+            )
     if released and released.at <= account.end + ROUNDING_S:
         _check_stall(who, account, (first, last), released, notes)
         _check_barrier(case, a, account.spans[last].end, released, notes)
 
 
 def _extent(account: SpanAccount, here: int) -> tuple[int, int]:
-    """The spans of one save: those between two `sync` spans, from after gathering the ranks' state to before the barrier."""
+    """The spans of one save: those between two `sync` spans, from after gathering the ranks' state
+    to before the barrier.
+    """
     first, last, step = here, here, account.spans[here].global_step
 
     def inside(span: Span) -> bool:
@@ -211,24 +344,46 @@ def _extent(account: SpanAccount, here: int) -> tuple[int, int]:
 
 
 def _left_over(account: SpanAccount, first: int, category: str) -> float:
-    """Seconds of `category` right before the gathering: after an in-memory snapshot, a save begins while that category is still running."""
+    """Seconds of `category` right before the gathering: after an in-memory snapshot, a save begins
+    while that category is still running.
+    """
     before = [span for span in account.spans[max(0, first - 2) : first] if span.category != "sync"]
     return before[-1].end - before[-1].start if before and before[-1].category == category else 0.0
 
 
-def _check_stall(who: str, account: SpanAccount, extent: tuple[int, int], released: CheckpointLine, notes: FindingBuilder) -> None:
-    """A stall covers everything that rank 0 does from the gathered state to the barrier, and no training."""
+def _check_stall(
+    who: str,
+    account: SpanAccount,
+    extent: tuple[int, int],
+    released: CheckpointLine,
+    notes: FindingBuilder,
+) -> None:
+    """A stall covers everything that rank 0 does from the gathered state to the barrier, and no
+    training.
+    """
     spans, (first, last) = account.spans, extent
     least = spans[last].end - spans[first].start
     if released.stall_s < least - ROUNDING_S:
-        notes.broken(f"{who} stalled for {released.stall_s:.6f} s by its line, for {least:.6f} s at least by the spans of rank 0")
+        notes.broken(
+            f"{who} stalled for {released.stall_s:.6f} s by its line, for {least:.6f} s at least by"
+            " the spans of rank 0"
+        )
         return
-    free = [span for span in account.between(released.at - released.stall_s, released.at) if span.category in _FREE]
+    free = [
+        span
+        for span in account.between(released.at - released.stall_s, released.at)
+        if span.category in _FREE
+    ]
     if free:
-        notes.broken(f"{who} stalled for {released.stall_s:.6f} s by its line, and part of that is booked as {free[0].category}")
+        notes.broken(
+            f"{who} stalled for {released.stall_s:.6f} s by its line, and part of that is booked as"
+            f" {free[0].category}"
+        )
 
 
-def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: FindingBuilder) -> None:
+def _check_barrier(
+    case: Case, a: Attempt, reached: float, released: CheckpointLine, notes: FindingBuilder
+) -> None:
     """The other ranks wait until rank 0 reaches the barrier, and their spans show it."""
     step = released.global_step
     for rank in range(1, min(a.world_size, local_ranks(case, a.attempt))):
@@ -236,9 +391,14 @@ def _check_barrier(case: Case, a: Attempt, reached: float, released: CheckpointL
         if account is None or account.end <= released.at:
             continue  # it died there, or before
         steps = (step, 0) if step == a.resumed_from_step else (step,)  # see `_check_save`
-        waited = [span for span in account.spans if span.category == "sync" and span.global_step in steps]
+        waited = [
+            span for span in account.spans if span.category == "sync" and span.global_step in steps
+        ]
         if not waited or waited[-1].end < reached - ROUNDING_S:
-            text = f"rank {rank} waited for the save of step {step} in attempt {a.attempt} until rank 0 had come to the barrier"
+            text = (
+                f"rank {rank} waited for the save of step {step} in attempt {a.attempt} until rank"
+                " 0 had come to the barrier"
+            )
             notes.broken(f"{text}, and its spans do not have it")
 
 
@@ -248,10 +408,22 @@ def _check_flush(case: Case, a: Attempt, account: SpanAccount, notes: FindingBui
     lines = logs.ranks[0].events if 0 in logs.ranks else ()
     if not lines or a.outcome not in ("completed", "resized"):
         return
-    for end in (line for line in logs.checkpoints.events if line.event == "committed" and lines[-1].at + _AFTERWARDS_S < line.at < account.end):
-        computing = [span for span in account.covering(end.at) if span.category in ("compute", "idle")]
-        if len(computing) == len(account.covering(end.at)) and end.at - computing[-1].start > _AFTERWARDS_S:
-            notes.broken(f"step {end.global_step} was committed while rank 0 waited for it, which is booked as {computing[-1].category}")
+    for end in (
+        line
+        for line in logs.checkpoints.events
+        if line.event == "committed" and lines[-1].at + _AFTERWARDS_S < line.at < account.end
+    ):
+        computing = [
+            span for span in account.covering(end.at) if span.category in ("compute", "idle")
+        ]
+        if (
+            len(computing) == len(account.covering(end.at))
+            and end.at - computing[-1].start > _AFTERWARDS_S
+        ):
+            notes.broken(
+                f"step {end.global_step} was committed while rank 0 waited for it, which is booked"
+                f" as {computing[-1].category}"
+            )
 
 
 def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
@@ -262,9 +434,19 @@ def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     last = account.spans[-1]
     boundary = last.start if last.category == "idle" else last.end
     if abs(final.at - boundary) > ROUNDING_S:
-        notes.broken(f"final.json ends the clock {boundary - final.at:+.6f} s from where rank 0 of attempt {a.attempt} ended its work")
+        notes.broken(
+            f"final.json ends the clock {boundary - final.at:+.6f} s from where rank 0 of attempt"
+            f" {a.attempt} ended its work"
+        )
     for rank, lines in case.run.logs(a.attempt).ranks.items():
         # There is no barrier after the last step: other ranks may still be updating and logging it.
         allowed = ROUNDING_S if rank == 0 else _LAST_STEP_S
-        if rank < local_ranks(case, a.attempt) and lines.events and lines.events[-1].at > final.at + allowed:
-            notes.broken(f"rank {rank} logged step {lines.events[-1].global_step} {lines.events[-1].at - final.at:.6f} s after the end of final.json")
+        if (
+            rank < local_ranks(case, a.attempt)
+            and lines.events
+            and lines.events[-1].at > final.at + allowed
+        ):
+            notes.broken(
+                f"rank {rank} logged step {lines.events[-1].global_step}"
+                f" {lines.events[-1].at - final.at:.6f} s after the end of final.json"
+            )

@@ -1,4 +1,6 @@
-"""Promise state-consistent: ranks, checkpoints, the configured schedule and the final record agree on the training state."""
+"""Promise state-consistent: ranks, checkpoints, the configured schedule and the final record agree
+on the training state.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,24 @@ from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
-from ecrl_cli.records.state_digests import RANK_COMPONENTS, RankState, digest_due, digests_configured, recorded_by_rank, worked_out
+from ecrl_cli.records.state_digests import (
+    RANK_COMPONENTS,
+    RankState,
+    digest_due,
+    digests_configured,
+    recorded_by_rank,
+    worked_out,
+)
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
-from ecrl_cli.verify.state_values import Values, differing, ends_as_restored, equal_on_ranks, has_digests, values_of
+from ecrl_cli.verify.state_values import (
+    Values,
+    differing,
+    ends_as_restored,
+    equal_on_ranks,
+    has_digests,
+    values_of,
+)
 from ecrl_cli.verify.train_state import check_documents, check_settings
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
@@ -25,7 +41,9 @@ _TENSORS = ("parameters", "buffers", "optimizer")  # what `state_digest` is take
 
 
 def state_consistent(case: Case) -> Finding:
-    """Needs no reference: a difference between ranks, or from the configuration, is wrong whatever happened to the run."""
+    """Needs no reference: a difference between ranks, or from the configuration, is wrong whatever
+    happened to the run.
+    """
     notes = FindingBuilder(PROMISE)
     steps = _check_steps(case, notes)
     lines = check_settings(case, notes)
@@ -46,28 +64,45 @@ def state_consistent(case: Case) -> Finding:
 
 
 def _check_steps(case: Case, notes: FindingBuilder) -> int:
-    """Compare ranks in the committed steps; returns after how many steps the digests of two or more ranks were compared."""
+    """Compare ranks in the committed steps; returns after how many steps the digests of two or more
+    ranks were compared.
+    """
     claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
     for segment in case.path.segments:
         for (step, rank), lines in lines_of(case.run, segment).items():
-            by_step.setdefault(step, {})[rank] = {name: value for name, value in values_of(lines[0]).items() if name in claimed}
+            by_step.setdefault(step, {})[rank] = {
+                name: value for name, value in values_of(lines[0]).items() if name in claimed
+            }
     apart = {step: names for step, ranks in sorted(by_step.items()) if (names := _apart(ranks))}
     for step, names in list(apart.items())[:1]:
-        found = f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)} such steps)"
-        notes.broken(f"{found}: " + "; ".join(f"rank {rank} differs in {', '.join(each)}" for rank, each in names.items()))
-    return sum(len([rank for rank, values in ranks.items() if has_digests(values)]) > 1 for ranks in by_step.values())
+        found = (
+            f"step {step}: ranks {sorted(by_step[step])} do not hold the same state ({len(apart)}"
+            " such steps)"
+        )
+        notes.broken(
+            f"{found}: "
+            + "; ".join(f"rank {rank} differs in {', '.join(each)}" for rank, each in names.items())
+        )
+    return sum(
+        len([rank for rank, values in ranks.items() if has_digests(values)]) > 1
+        for ranks in by_step.values()
+    )
 
 
 def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
     """By rank, the names that differ from the lowest rank."""
     first = ranks[min(ranks)]
-    return {rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))}
+    return {
+        rank: names for rank, values in sorted(ranks.items()) if (names := differing(first, values))
+    }
 
 
 def _check_updates(case: Case, notes: FindingBuilder) -> None:
-    """A step changes the parameters: weight decay alone does, whatever the gradients are, where the learning rate is not too small for float32.
+    """A step changes the parameters: weight decay alone does, whatever the gradients are, where the
+    learning rate is not too small for float32.
 
-    Not in fp16, where the scaler skips steps, nor without weight decay, where a gradient may be zero.
+    Not in fp16, where the scaler skips steps, nor without weight decay, where a gradient may be
+    zero.
     """
     config = case.run.stored.config
     for a in case.attempts if config.precision != "fp16" else ():
@@ -75,26 +110,49 @@ def _check_updates(case: Case, notes: FindingBuilder) -> None:
             rate, before = 0.0, None  # the largest learning rate since `before`
             for line in lines.events:
                 held = line.components.get("parameters") if line.components else None
-                if before and held == before[1] and rate * config.optimizer.weight_decay > LEAST_DECAY:
-                    who = f"rank {rank} of attempt {a.attempt} holds the same parameters after step {line.global_step} as after step {before[0]}"
+                if (
+                    before
+                    and held == before[1]
+                    and rate * config.optimizer.weight_decay > LEAST_DECAY
+                ):
+                    who = (
+                        f"rank {rank} of attempt {a.attempt} holds the same parameters after step"
+                        f" {line.global_step} as after step {before[0]}"
+                    )
                     notes.broken(f"{who}: at a learning rate of {rate:g} no update was applied")
                     return
-                rate, before = (line.lr or 0.0, (line.global_step, held)) if held else (max(rate, line.lr or 0.0), before)
+                rate, before = (
+                    (line.lr or 0.0, (line.global_step, held))
+                    if held
+                    else (max(rate, line.lr or 0.0), before)
+                )
 
 
 def _check_due(case: Case, notes: FindingBuilder) -> None:
-    """Every digest due by the configuration is on record, and the interval follows from the measured times."""
+    """Every digest due by the configuration is on record, and the interval follows from the
+    measured times.
+    """
     config, interval = case.run.stored.config, case.run.digest_interval
     if not recorded_by_rank(config) or not digests_configured(config):
         return
     if interval and config.state_digests == "auto":
         due = worked_out(interval.digest_s, interval.step_s, config.checkpoint.every)
         if interval != due:
-            notes.broken(f"state_digests.json has digests logged every {shown(interval.every)} steps, its times make that {due.every}")
+            notes.broken(
+                f"state_digests.json has digests logged every {shown(interval.every)} steps, its"
+                f" times make that {due.every}"
+            )
         interval = due
-        if not any(line.seconds == interval.step_s for a in case.run.attempt_logs if 0 in a.ranks for line in a.ranks[0].events):
+        if not any(
+            line.seconds == interval.step_s
+            for a in case.run.attempt_logs
+            if 0 in a.ranks
+            for line in a.ranks[0].events
+        ):
             lost = tails_may_be_lost(case, len(case.attempts))
-            (notes.missing if lost else notes.broken)("state_digests.json rests on a step of rank 0 that no line tells of")
+            (notes.missing if lost else notes.broken)(
+                "state_digests.json rests on a step of rank 0 that no line tells of"
+            )
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
@@ -102,14 +160,22 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
                 line.global_step
                 for line in lines.events
                 if line.lr is None
-                or ((line.components is None or line.state_digest is None) and digest_due(config, every, line.global_step, a.resumed_from_step))
+                or (
+                    (line.components is None or line.state_digest is None)
+                    and digest_due(config, every, line.global_step, a.resumed_from_step)
+                )
             ]
             if absent:
-                notes.missing(f"attempt {a.attempt} rank {rank}: no digest of the state after step {absent[0]}, where it is due ({len(absent)} such)")
+                notes.missing(
+                    f"attempt {a.attempt} rank {rank}: no digest of the state after step"
+                    f" {absent[0]}, where it is due ({len(absent)} such)"
+                )
 
 
 def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
-    """Each checkpoint holds what the ranks logged after its step; returns how many were compared."""
+    """Each checkpoint holds what the ranks logged after its step; returns how many were
+    compared.
+    """
     compared = 0
     for c in case.disk:
         committed = case.committed(c)
@@ -124,14 +190,23 @@ def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
         compared += bool(logged)
         for rank, found in sorted(logged.items()):
             if names := _not_stored(c, c.report.manifest, rank, found):
-                notes.broken(f"{c.path} differs in {', '.join(names)} from what rank {rank} logged after step {c.step}")
+                notes.broken(
+                    f"{c.path} differs in {', '.join(names)} from what rank {rank} logged after"
+                    f" step {c.step}"
+                )
     return compared
 
 
-def _not_stored(c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]) -> list[str]:
-    """The components of a rank that differ from the checkpoint. Buffers are saved from rank 0 only."""
+def _not_stored(
+    c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]
+) -> list[str]:
+    """The components of a rank that differ from the checkpoint. Buffers are saved from rank 0
+    only.
+    """
     stored = due_on_rank(saved_state(tensor_digests(manifest), c.train), rank)
-    return differing_components({name: value for name, value in stored.items() if name != "buffers" or rank == 0}, found)
+    return differing_components(
+        {name: value for name, value in stored.items() if name != "buffers" or rank == 0}, found
+    )
 
 
 def differing_components(due: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
@@ -140,7 +215,8 @@ def differing_components(due: Mapping[str, str], held: Mapping[str, str]) -> lis
 
 
 def _check_end(case: Case, notes: FindingBuilder) -> bool:
-    """The final state is equal on all ranks, rank 0's matches final.json, and each matches the rank's last line.
+    """The final state is equal on all ranks, rank 0's matches final.json, and each matches the
+    rank's last line.
 
     Returns whether it is on record.
     """
@@ -154,14 +230,26 @@ def _check_end(case: Case, notes: FindingBuilder) -> bool:
         return False
     if [state.rank for state in final.ranks] != list(range(last.world_size)):
         notes.broken(
-            f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt {last.attempt} had {plural(last.world_size, 'rank')}"
+            f"final.json has the end of ranks {[state.rank for state in final.ranks]}, attempt"
+            f" {last.attempt} had {plural(last.world_size, 'rank')}"
         )
         return False
-    first, claimed = final.ranks[0], equal_on_ranks(case.run) | ({"buffers"} if ends_as_restored(case.run) else frozenset())
+    first, claimed = (
+        final.ranks[0],
+        equal_on_ranks(case.run) | ({"buffers"} if ends_as_restored(case.run) else frozenset()),
+    )
     for state in final.ranks:
-        if names := [name for name in RANK_COMPONENTS if name in claimed and getattr(state, name) != getattr(first, name)]:
-            notes.broken(f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}")
-    if names := [name for name in _TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")]:
+        if names := [
+            name
+            for name in RANK_COMPONENTS
+            if name in claimed and getattr(state, name) != getattr(first, name)
+        ]:
+            notes.broken(
+                f"the end of rank {state.rank} differs from that of rank 0 in {', '.join(names)}"
+            )
+    if names := [
+        name for name in _TENSORS if getattr(first, name) != getattr(final, f"{name}_digest")
+    ]:
         notes.broken(f"final.json names two ends of rank 0, which differ in {', '.join(names)}")
     _check_last_lines(case, last, final, notes)
     _check_last_checkpoint(case, final, notes)
@@ -174,8 +262,13 @@ def _check_last_lines(case: Case, last: Attempt, final: FinalState, notes: Findi
         line = lines.events[-1] if lines and lines.events else None
         if line is None or line.components is None or line.global_step != final.global_step:
             continue
-        if names := [name for name in RANK_COMPONENTS if line.components.get(name) != getattr(state, name)]:
-            notes.broken(f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged after step {line.global_step}")
+        if names := [
+            name for name in RANK_COMPONENTS if line.components.get(name) != getattr(state, name)
+        ]:
+            notes.broken(
+                f"the end of rank {state.rank} differs in {', '.join(names)} from what it logged"
+                f" after step {line.global_step}"
+            )
 
 
 def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder) -> None:
@@ -184,7 +277,9 @@ def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder)
             continue
         for state in final.ranks:
             if names := _not_stored(c, c.report.manifest, state.rank, as_components(state)):
-                notes.broken(f"{c.path} differs in {', '.join(names)} from the end of rank {state.rank}")
+                notes.broken(
+                    f"{c.path} differs in {', '.join(names)} from the end of rank {state.rank}"
+                )
 
 
 def as_components(state: RankState) -> dict[str, str]:
@@ -198,17 +293,23 @@ def _check_survivors(case: Case, notes: FindingBuilder) -> None:
             lines = a.ranks.get(rank)
             for report in reports.events:
                 logged = [
-                    line.state_digest for line in (lines.events if lines else ()) if line.global_step == report.finished_step and line.state_digest
+                    line.state_digest
+                    for line in (lines.events if lines else ())
+                    if line.global_step == report.finished_step and line.state_digest
                 ]
                 if report.state_digest and logged and logged[-1] != report.state_digest:
-                    notes.broken(f"rank {rank} of attempt {a.attempt} left with another state than it logged after step {report.finished_step}")
+                    notes.broken(
+                        f"rank {rank} of attempt {a.attempt} left with another state than it logged"
+                        f" after step {report.finished_step}"
+                    )
 
 
 Parts = tuple[str, ...]
 
 
 def check_state_digests(case: Case, notes: FindingBuilder) -> None:
-    """Equal components have one state digest, and the other way round: in this run's lines and restored states, its checkpoints, and the reference.
+    """Equal components have one state digest, and the other way round: in this run's lines and
+    restored states, its checkpoints, and the reference.
 
     A digest cannot be computed from those of the components: both are taken over the tensors.
     """
@@ -223,35 +324,61 @@ def check_state_digests(case: Case, notes: FindingBuilder) -> None:
                 return
     found: dict[Parts, tuple[str, str]] = {}
     states: dict[str, tuple[Parts, str]] = {}
-    for parts, state, where in (*_of_checkpoints(case), *(_of_run(case.reference) if case.reference else ()), *_of_run(case.run)):
+    for parts, state, where in (
+        *_of_checkpoints(case),
+        *(_of_run(case.reference) if case.reference else ()),
+        *_of_run(case.run),
+    ):
         before, first = found.setdefault(parts, (state, where))
         held, other = states.setdefault(state, (parts, where))
         if before != state:
-            notes.broken(f"{where} has the digests by component of {first}, and another digest of the state")
+            notes.broken(
+                f"{where} has the digests by component of {first}, and another digest of the state"
+            )
             return
         if held != parts:
-            notes.broken(f"{where} has the digest of the state of {other}, and other digests by component")
+            notes.broken(
+                f"{where} has the digest of the state of {other}, and other digests by component"
+            )
             return
 
 
 def _wrong(line: RankLine) -> str:
-    """What is wrong with the digests of a line; empty if nothing is. That they are missing is found where they are due."""
+    """What is wrong with the digests of a line; empty if nothing is. That they are missing is found
+    where they are due.
+    """
     if line.components is None or line.state_digest is None:
         return ""
     if line.components.keys() != set(RANK_COMPONENTS):
         return f"digests of {len(line.components)} components, a state has {len(RANK_COMPONENTS)}"
-    wrong = [name for name, each in (*line.components.items(), ("the state", line.state_digest)) if not is_digest(each)]
+    wrong = [
+        name
+        for name, each in (*line.components.items(), ("the state", line.state_digest))
+        if not is_digest(each)
+    ]
     return f"a digest of {wrong[0]} that is none" if wrong else ""
 
 
 def _of_run(run: RunRecords) -> Iterator[tuple[Parts, str, str]]:
     for attempt, rank, line in every_line(run):
-        if line.components is not None and line.state_digest is not None and all(name in line.components for name in _TENSORS):
-            yield tuple(line.components[name] for name in _TENSORS), line.state_digest, f"step {line.global_step} of attempt {attempt} rank {rank}"
+        if (
+            line.components is not None
+            and line.state_digest is not None
+            and all(name in line.components for name in _TENSORS)
+        ):
+            yield (
+                tuple(line.components[name] for name in _TENSORS),
+                line.state_digest,
+                f"step {line.global_step} of attempt {attempt} rank {rank}",
+            )
     for logs in run.attempt_logs:
         for rank, restored in sorted(logs.restored.items()):
             parts = tuple(getattr(restored.state, name) for name in _TENSORS)
-            yield parts, restored.state_digest, f"restored_rank{rank}.json of attempt {logs.attempt}"
+            yield (
+                parts,
+                restored.state_digest,
+                f"restored_rank{rank}.json of attempt {logs.attempt}",
+            )
 
 
 def _of_checkpoints(case: Case) -> Iterator[tuple[Parts, str, str]]:
@@ -259,5 +386,11 @@ def _of_checkpoints(case: Case) -> Iterator[tuple[Parts, str, str]]:
         if c.report.ok and c.report.manifest:
             tensors = tensor_digests(c.report.manifest)
             saved = saved_state(tensors, {})
-            held = digest([[name, sha] for name, sha in sorted(tensors.items()) if not name.startswith("rng.")])
+            held = digest(
+                [
+                    [name, sha]
+                    for name, sha in sorted(tensors.items())
+                    if not name.startswith("rng.")
+                ]
+            )
             yield tuple(saved[name] for name in _TENSORS), held, c.path

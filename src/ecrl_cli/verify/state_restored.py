@@ -1,7 +1,9 @@
-"""Promise state-restored: each rank began with the state that was saved or handed over for it; no other run is needed.
+"""Promise state-restored: each rank began with the state that was saved or handed over for it; no
+other run is needed.
 
-The content of a checkpoint or snapshot is in supervisor.json (the supervisor read it before the launch) and in the checkpoint's manifest while
-it exists; the restored state of a rank is in `restored_rankR.json`. With another world size the components shared by all ranks must still be
+The content of a checkpoint or snapshot is in supervisor.json (the supervisor read it before the
+launch) and in the checkpoint's manifest while it exists; the restored state of a rank is in
+`restored_rankR.json`. With another world size the components shared by all ranks must still be
 equal; a rank that did not exist when the state was saved begins with its own generators.
 """
 
@@ -21,7 +23,8 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "state-restored"
-_SHARED = ("parameters", "buffers", "optimizer", "train")  # components common to all ranks that resume after the same step
+# components common to all ranks that resume after the same step
+_SHARED = ("parameters", "buffers", "optimizer", "train")
 
 
 def state_restored(case: Case) -> Finding:
@@ -32,45 +35,75 @@ def state_restored(case: Case) -> Finding:
         if a.resumed_from is None and not a.memory:
             _check_ordered(case, a, notes)
             if case.run.logs(a.attempt).restored:
-                notes.broken(f"attempt {a.attempt} began with nothing, and ranks of it say what they restored")
+                notes.broken(
+                    f"attempt {a.attempt} began with nothing, and ranks of it say what they"
+                    " restored"
+                )
             continue
         _check_source(case, a, notes)
         _check_present(case, a, notes)
         compared += _check_ranks(case, a, notes)
     if not compared:
-        return notes.finding("no rank restored a state, or none recorded what it held", checked=False)
-    return notes.finding(f"{compared} times a rank held what it was to resume from, before its first step")
+        return notes.finding(
+            "no rank restored a state, or none recorded what it held", checked=False
+        )
+    return notes.finding(
+        f"{compared} times a rank held what it was to resume from, before its first step"
+    )
 
 
 def _check_source(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """The state in supervisor.json is the checkpoint's, if it still exists, and the one that the ranks logged after its step."""
+    """The state in supervisor.json is the checkpoint's, if it still exists, and the one that the
+    ranks logged after its step.
+    """
     if not a.resumed_state:
         return
     for path, stored in _on_disk(case, a).items():
         if names := [name for name in a.resumed_state if stored.get(name) != a.resumed_state[name]]:
-            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} by supervisor.json than {path} holds")
+            notes.broken(
+                f"attempt {a.attempt} resumed from other {', '.join(names)} by supervisor.json than"
+                f" {path} holds"
+            )
     parent = _parent(case, a)
     for rank, logged in _logged(case, parent, a.resumed_from_step).items():
-        due = {name: value for name, value in due_on_rank(a.resumed_state, rank).items() if name != "buffers" or rank == 0}  # they are rank 0's
+        # they are rank 0's
+        due = {
+            name: value
+            for name, value in due_on_rank(a.resumed_state, rank).items()
+            if name != "buffers" or rank == 0
+        }
         if names := differing_components(due, logged):
             step = a.resumed_from_step
-            notes.broken(f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged after step {step} of attempt {parent}")
+            notes.broken(
+                f"attempt {a.attempt} resumed from other {', '.join(names)} than rank {rank} logged"
+                f" after step {step} of attempt {parent}"
+            )
 
 
 def _check_ordered(case: Case, a: Attempt, notes: FindingBuilder) -> bool:
-    """Whether the ranks were to record what they restored; since a version that records the state of every rank they always are."""
+    """Whether the ranks were to record what they restored; since a version that records the state
+    of every rank they always are.
+    """
     order = case.run.logs(a.attempt).order
     if order and not order.restored_digests and recorded_by_rank(case.run.stored.config):
-        notes.broken(f"launch.json of attempt {a.attempt} asks the ranks for no digest of what they restored, which every launch does")
+        notes.broken(
+            f"launch.json of attempt {a.attempt} asks the ranks for no digest of what they"
+            " restored, which every launch does"
+        )
     return order is not None and order.restored_digests
 
 
 def _check_resumed_state(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """supervisor.json has a digest of each component of the state resumed from, and of no other; none where there was nothing to read."""
+    """supervisor.json has a digest of each component of the state resumed from, and of no other;
+    none where there was nothing to read.
+    """
     if not a.resumed_state or not recorded_by_rank(case.run.stored.config):
         return  # that they are missing is found below
     if a.resumed_from is None and a.memory != SNAPSHOT:
-        notes.broken(f"attempt {a.attempt} resumed from no checkpoint and no snapshot, and supervisor.json says what that held")
+        notes.broken(
+            f"attempt {a.attempt} resumed from no checkpoint and no snapshot, and supervisor.json"
+            " says what that held"
+        )
         return
     parent = case.attempt(number) if (number := _parent(case, a)) is not None else None
     if parent is None:
@@ -79,18 +112,34 @@ def _check_resumed_state(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     generators = shared if case.run.stored.config.elastic.replicas else own
     if absent := sorted({*_SHARED, *generators} - a.resumed_state.keys()):
         saved = plural(parent.world_size, "rank")
-        notes.broken(f"attempt {a.attempt} resumed from what {saved} saved, and supervisor.json lacks the digest of {absent[0]}")
+        notes.broken(
+            f"attempt {a.attempt} resumed from what {saved} saved, and supervisor.json lacks the"
+            f" digest of {absent[0]}"
+        )
     for name, sha256 in a.resumed_state.items():
         if not is_digest(sha256):
-            notes.broken(f"attempt {a.attempt} resumed from {shown(name)} with the digest {shown(sha256)} by supervisor.json")
+            notes.broken(
+                f"attempt {a.attempt} resumed from {shown(name)} with the digest {shown(sha256)} by"
+                " supervisor.json"
+            )
             return
 
 
 def _on_disk(case: Case, a: Attempt) -> dict[str, dict[str, str]]:
-    """By path, the state in the checkpoint that `a` resumed from; empty if it is gone or cannot be read."""
+    """By path, the state in the checkpoint that `a` resumed from; empty if it is gone or cannot be
+    read.
+    """
     sha256 = a.resumed_from.commit_sha256 if a.resumed_from else None
-    found = (c for c in case.disk if sha256 and c.report.ok and c.report.manifest and c.report.commit_sha256 == sha256)
-    return {c.path: saved_state(tensor_digests(c.report.manifest), c.train) for c in found if c.report.manifest}
+    found = (
+        c
+        for c in case.disk
+        if sha256 and c.report.ok and c.report.manifest and c.report.commit_sha256 == sha256
+    )
+    return {
+        c.path: saved_state(tensor_digests(c.report.manifest), c.train)
+        for c in found
+        if c.report.manifest
+    }
 
 
 def _parent(case: Case, a: Attempt) -> int | None:
@@ -104,21 +153,39 @@ def _parent(case: Case, a: Attempt) -> int | None:
 def _logged(case: Case, attempt: int | None, step: int) -> dict[int, dict[str, str]]:
     """By rank, the digests that it logged after `step` of `attempt`; only ranks that did."""
     ranks = case.run.logs(attempt).ranks if attempt is not None else {}
-    return {rank: line.components for rank, lines in sorted(ranks.items()) for line in lines.events if line.global_step == step and line.components}
+    return {
+        rank: line.components
+        for rank, lines in sorted(ranks.items())
+        for line in lines.events
+        if line.global_step == step and line.components
+    }
 
 
 def _check_present(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """Every rank that did a step had recorded its restored state, if its launch.json asked for it; and supervisor.json what that state was to be,
-    which of another checkpointer's is known only by what rank 0 logged."""
+    """Every rank that did a step had recorded its restored state, if its launch.json asked for it;
+    and supervisor.json what that state was to be, which of another checkpointer's is known only by
+    what rank 0 logged.
+    """
     logs = case.run.logs(a.attempt)
     if not _check_ordered(case, a, notes):
         return
-    absent = [rank for rank, lines in sorted(logs.ranks.items()) if lines.events and rank not in logs.restored]
+    absent = [
+        rank
+        for rank, lines in sorted(logs.ranks.items())
+        if lines.events and rank not in logs.restored
+    ]
     if absent:
-        notes.missing(f"attempt {a.attempt}: ranks {absent} did steps, and nothing says what they had restored")
-    known = not strategy_of(case.run.stored.config).checkpointer or 0 in _logged(case, _parent(case, a), a.resumed_from_step)
+        notes.missing(
+            f"attempt {a.attempt}: ranks {absent} did steps, and nothing says what they had"
+            " restored"
+        )
+    known = not strategy_of(case.run.stored.config).checkpointer or 0 in _logged(
+        case, _parent(case, a), a.resumed_from_step
+    )
     if a.memory != SURVIVORS and not a.resumed_state and logs.restored and known:
-        notes.missing(f"attempt {a.attempt}: supervisor.json does not say what the state resumed from holds")
+        notes.missing(
+            f"attempt {a.attempt}: supervisor.json does not say what the state resumed from holds"
+        )
 
 
 def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
@@ -128,49 +195,79 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
     for rank, held in sorted(restored.items()):
         place = (held.attempt, held.global_step, held.state.rank)
         if place != (a.attempt, a.resumed_from_step, rank) or rank >= a.world_size:
-            notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} is of attempt {place[0]}, step {shown(place[1])}, rank {shown(place[2])}")
+            notes.broken(
+                f"restored_rank{rank}.json of attempt {a.attempt} is of attempt {place[0]}, step"
+                f" {shown(place[1])}, rank {shown(place[2])}"
+            )
             continue
-        expected = _of_survivors(case, a, rank, notes) if a.memory == SURVIVORS else due_on_rank(saved, rank)
+        expected = (
+            _of_survivors(case, a, rank, notes)
+            if a.memory == SURVIVORS
+            else due_on_rank(saved, rank)
+        )
         compared += bool(expected)
         if names := differing_components(expected, as_components(held.state)):
-            notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than {_source(a)} held")
+            notes.broken(
+                f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than"
+                f" {_source(a)} held"
+            )
         for name, sha256 in as_components(held.state).items():
             if not is_digest(sha256):
-                notes.broken(f"restored_rank{rank}.json of attempt {a.attempt} has the digest {shown(sha256)} of {name}, which is none")
+                notes.broken(
+                    f"restored_rank{rank}.json of attempt {a.attempt} has the digest"
+                    f" {shown(sha256)} of {name}, which is none"
+                )
         first = restored[min(restored)].state
-        # Buffers are rank 0's on every rank, but survivors keep their own where nothing makes them equal.
+        # Buffers are rank 0's on every rank, but survivors keep their own where nothing makes them
+        # equal.
         alike = [name for name in _SHARED if name != "buffers" or equal_buffers(case.run)]
         if names := [name for name in alike if getattr(held.state, name) != getattr(first, name)]:
-            notes.broken(f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than rank {first.rank}")
+            notes.broken(
+                f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than rank"
+                f" {first.rank}"
+            )
         if a.snapshot_state and held.state_digest != a.snapshot_state:
-            notes.broken(f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held")
+            notes.broken(
+                f"attempt {a.attempt} rank {rank} began with another state than {_source(a)} held"
+            )
     return compared
 
 
 def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:
-    """The state that `rank` must hold when survivors continue: its own, which is checked against its survivor report; for a joined rank,
-    the state of the lowest survivor."""
+    """The state that `rank` must hold when survivors continue: its own, which is checked against
+    its survivor report; for a joined rank, the state of the lowest survivor.
+    """
     origin = a.origins[rank] if rank < len(a.origins) else -1
     own = _logged(case, a.continues, a.resumed_from_step).get(origin, {})
     if rank in a.joined:
         giver = next((each for each in range(a.world_size) if each not in a.joined), None)
         given = case.run.logs(a.attempt).restored.get(giver) if giver is not None else None
         shared = {name: getattr(given.state, name) for name in _SHARED} if given else {}
-        return shared | ({"rng": own["rng"]} if "rng" in own else {})  # a spare that replaces a dead rank takes over its generators
+        # a spare that replaces a dead rank takes over its generators
+        return shared | ({"rng": own["rng"]} if "rng" in own else {})
     _check_carried(case, a, rank, origin, notes)
     return {name: own[name] for name in RANK_COMPONENTS if name in own}
 
 
 def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
     """A survivor begins with the state that it left the previous attempt with."""
-    reports = case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
+    reports = (
+        case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
+    )
     held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
     for report in reports.events if reports else ():
         if held and report.state_digest and report.state_digest != held.state_digest:
-            notes.broken(f"attempt {a.attempt} rank {rank} began with another state than it left attempt {a.continues} with")
+            notes.broken(
+                f"attempt {a.attempt} rank {rank} began with another state than it left attempt"
+                f" {a.continues} with"
+            )
 
 
 def _source(a: Attempt) -> str:
     if a.resumed_from:
         return a.resumed_from.path
-    return f"the ranks that outlived attempt {a.continues}" if a.memory == SURVIVORS else f"the snapshot of attempt {a.continues}"
+    return (
+        f"the ranks that outlived attempt {a.continues}"
+        if a.memory == SURVIVORS
+        else f"the snapshot of attempt {a.continues}"
+    )

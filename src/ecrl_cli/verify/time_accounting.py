@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
 from ecrl_cli.history.load import AttemptRecords
-from ecrl_cli.records.events import CATEGORIES, CHECKPOINT_ENDS, COPY_WAIT, STALL_PARTS, CheckpointLine, Span
+from ecrl_cli.records.events import (
+    CATEGORIES,
+    CHECKPOINT_ENDS,
+    COPY_WAIT,
+    STALL_PARTS,
+    CheckpointLine,
+    Span,
+)
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.spans import check_spans
@@ -23,7 +30,9 @@ _INSIDE = ("write", "hash", "commit", "settle")  # only if the training thread w
 
 
 def time_conserved(case: Case) -> Finding:
-    """Slices must not overlap, and the residual is limited; without rank 0's spans the promise is unknown."""
+    """Slices must not overlap, and the residual is limited; without rank 0's spans the promise is
+    unknown.
+    """
     notes = FindingBuilder(PROMISE)
     if case.run.supervisor is None or not case.run.supervisor.sessions:
         notes.missing("supervisor.json names no session: the wall time is not known")
@@ -35,10 +44,16 @@ def time_conserved(case: Case) -> Finding:
     account = case.timeline
     for a, b in account.overlaps():
         which = f"{b.category} of attempt {b.attempt} (step {b.step})"
-        notes.broken(f"{which} begins {a.end - b.start:.6f} s before the {a.category} before it ends: counted twice")
+        notes.broken(
+            f"{which} begins {a.end - b.start:.6f} s before the {a.category} before it ends:"
+            " counted twice"
+        )
     wall, residual = account.wall_s, account.residual_s
     if abs(residual) > MAX_RESIDUAL * wall:
-        notes.broken(f"{residual:.3f} s of {wall:.3f} s wall time are on no account (allowed: {MAX_RESIDUAL:.0%})")
+        notes.broken(
+            f"{residual:.3f} s of {wall:.3f} s wall time are on no account (allowed:"
+            f" {MAX_RESIDUAL:.0%})"
+        )
     stalls = _check_stalls(case, notes)
     apart = f", {account.absent_s:.3f} s without a supervisor apart" if account.absent_s else ""
     return notes.finding(f"{wall:.3f} s of wall time, residual {residual:.3f} s{apart}{stalls}")
@@ -46,15 +61,24 @@ def time_conserved(case: Case) -> Finding:
 
 def _known_spans(case: Case, notes: FindingBuilder) -> bool:
     """Whether every attempt that did steps left spans, all in known categories."""
-    worked = {a.attempt for a in case.run.attempt_logs if any(lines.events for lines in a.ranks.values())}
+    worked = {
+        a.attempt for a in case.run.attempt_logs if any(lines.events for lines in a.ranks.values())
+    }
     worked |= {a.attempt for a in case.attempts if a.last_step is not None}
     for number in sorted(worked):
         if not case.run.logs(number).spans.events:
             notes.missing(f"attempt {number} left no spans of rank 0")
     for a in case.run.attempt_logs:
         for span in a.spans.events:
-            if span.category not in CATEGORIES or span.attempt != a.attempt or span.end < span.start:
-                notes.broken(f"attempt {a.attempt} has a span that cannot be: {span.category} of attempt {span.attempt}, {span.start} to {span.end}")
+            if (
+                span.category not in CATEGORIES
+                or span.attempt != a.attempt
+                or span.end < span.start
+            ):
+                notes.broken(
+                    f"attempt {a.attempt} has a span that cannot be: {span.category} of attempt"
+                    f" {span.attempt}, {span.start} to {span.end}"
+                )
     return notes.clean
 
 
@@ -74,12 +98,17 @@ def _check_stalls(case: Case, notes: FindingBuilder) -> str:
                 _check_stall_spans(line, a.spans.events, ends, notes)
         for line in (line for line in a.checkpoints.events if line.event == "waited"):
             if line.stall_parts.keys() != {COPY_WAIT}:
-                notes.broken(f"{_who(line)} has {sorted(line.stall_parts)[:3]} as what was waited for after it, not {COPY_WAIT}")
+                notes.broken(
+                    f"{_who(line)} has {sorted(line.stall_parts)[:3]} as what was waited for after"
+                    f" it, not {COPY_WAIT}"
+                )
             elif _add_up(line, notes):
                 _check_stall_spans(line, a.spans.events, ends, notes)
     if split and unsplit:
         notes.broken(
-            f"the stalls of {unsplit} of {plural(split + unsplit, 'checkpoint is', 'checkpoints are')} not split into parts, those of the others are"
+            f"the stalls of {unsplit} of"
+            f" {plural(split + unsplit, 'checkpoint is', 'checkpoints are')} not split into parts,"
+            " those of the others are"
         )
     if split:
         return f"; the parts of {split} stalls add up"
@@ -96,7 +125,9 @@ def _add_up(line: CheckpointLine, notes: FindingBuilder) -> bool:
     if unknown:
         notes.broken(f"{_who(line)} has a part {unknown[0][:40]!r}, which does not exist")
         return False
-    bad = [name for name, seconds in line.stall_parts.items() if not -ROUNDING_S <= seconds < math.inf]
+    bad = [
+        name for name, seconds in line.stall_parts.items() if not -ROUNDING_S <= seconds < math.inf
+    ]
     if bad:
         notes.broken(f"{_who(line)} has {line.stall_parts[bad[0]]} s of {bad[0]}")
         return False
@@ -107,10 +138,15 @@ def _add_up(line: CheckpointLine, notes: FindingBuilder) -> bool:
     return True
 
 
-def _check_part_names(line: CheckpointLine, foreign: tuple[str, ...], notes: FindingBuilder) -> None:
+def _check_part_names(
+    line: CheckpointLine, foreign: tuple[str, ...], notes: FindingBuilder
+) -> None:
     for name in (*foreign, COPY_WAIT):  # the latter is on a line of its own
         if line.stall_parts.get(name):
-            notes.broken(f"{_who(line)} has {line.stall_parts[name]:.6f} s of {name}, which this strategy does not spend")
+            notes.broken(
+                f"{_who(line)} has {line.stall_parts[name]:.6f} s of {name}, which this strategy"
+                " does not spend"
+            )
 
 
 def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder) -> None:
@@ -120,16 +156,24 @@ def _check_beside(line: CheckpointLine, a: AttemptRecords, notes: FindingBuilder
     end = next((other for other in own if other.event in CHECKPOINT_ENDS), None)
     recorded: dict[str, float] = {"enqueue": line.enqueue_s}
     if submitted:
-        recorded |= {name: getattr(submitted, f"{name}_s") for name in ("snapshot", "serialize", "backpressure")}
+        recorded |= {
+            name: getattr(submitted, f"{name}_s")
+            for name in ("snapshot", "serialize", "backpressure")
+        }
     if end and any(name in line.stall_parts for name in _INSIDE):
         recorded |= {name: getattr(end, f"{name}_s") for name in ("write", "hash", "commit")}
     for name, seconds in recorded.items():
         part = line.stall_parts.get(name, 0.0)
         if not abs(part - seconds) <= ROUNDING_S:
-            notes.broken(f"{_who(line)} has {part:.6f} s of {name}, the lines of that checkpoint say {seconds:.6f} s")
+            notes.broken(
+                f"{_who(line)} has {part:.6f} s of {name}, the lines of that checkpoint say"
+                f" {seconds:.6f} s"
+            )
 
 
-def _check_stall_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: FindingBuilder) -> None:
+def _check_stall_spans(
+    line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: FindingBuilder
+) -> None:
     """Rank 0's spans that end with the stall show the same seconds by category."""
     spent = _spent(line, spans[: bisect_right(ends, line.at)])
     if spent is None:
@@ -143,11 +187,15 @@ def _check_stall_spans(line: CheckpointLine, spans: Sequence[Span], ends: Sequen
     for category in sorted({*recorded, *spent}):
         one, other = recorded.get(category, 0.0), spent.get(category, 0.0)
         if not abs(one - other) <= ROUNDING_S:
-            notes.broken(f"{_who(line)} has {one:.6f} s in {category} by its parts, {other:.6f} s by the spans of rank 0")
+            notes.broken(
+                f"{_who(line)} has {one:.6f} s in {category} by its parts, {other:.6f} s by the"
+                " spans of rank 0"
+            )
 
 
 def _spent(line: CheckpointLine, spans: Sequence[Span]) -> dict[str, float] | None:
-    """Seconds by category of the last of `spans` that together are as long as the stall; None if there are none such.
+    """Seconds by category of the last of `spans` that together are as long as the stall; None if
+    there are none such.
 
     The line is written right after the end of a span, before the next one ends.
     """

@@ -23,7 +23,9 @@ SHOWN = 12  # lines of evidence per finding; the rest is only counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise: `status` (valid, invalid, unknown or not checked), a sentence, and its evidence."""
+    """One promise: `status` (valid, invalid, unknown or not checked), a sentence, and its
+    evidence.
+    """
 
     promise: str
     status: str
@@ -33,7 +35,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reference`: the name of the run folder that this one was compared with, or empty. `judged_to_step`: of a run that was still running."""
+    """`reference`: the name of the run folder that this one was compared with, or empty.
+    `judged_to_step`: of a run that was still running.
+    """
 
     run: str
     run_id: str
@@ -43,19 +47,27 @@ class Verdict:
 
     @property
     def status(self) -> str:
-        """The worst of the findings: valid, unknown or invalid. Unknown if no promise was checked."""
+        """The worst of the findings: valid, unknown or invalid. Unknown if no promise was
+        checked.
+        """
         found = worst(finding.status for finding in self.findings) if self.findings else NOT_CHECKED
         return UNKNOWN if found == NOT_CHECKED else found
 
     def to_json(self) -> dict[str, Any]:
         """The content of verdict.json."""
         document = {"schema_version": SCHEMA_VERSION, "status": self.status, **encode(self)}
-        return {key: value for key, value in document.items() if key != "judged_to_step" or value is not None}
+        return {
+            key: value
+            for key, value in document.items()
+            if key != "judged_to_step" or value is not None
+        }
 
 
 @dataclass
 class FindingBuilder:
-    """Collects the problems that one check finds with its promise; without any, the promise was kept."""
+    """Collects the problems that one check finds with its promise; without any, the promise was
+    kept.
+    """
 
     promise: str
     _notes: list[tuple[str, str]] = field(default_factory=list)
@@ -79,7 +91,8 @@ class FindingBuilder:
     def finding(self, kept: str, evidence: Iterable[str] = (), *, checked: bool = True) -> Finding:
         """Build the finding: the worst note becomes the message; without notes it is `kept`.
 
-        `evidence` follows the notes. `checked`: False if nothing was compared; without notes the promise is then not checked.
+        `evidence` follows the notes. `checked`: False if nothing was compared; without notes the
+        promise is then not checked.
         """
         if not self._notes:
             return Finding(self.promise, VALID if checked else NOT_CHECKED, kept, tuple(evidence))
@@ -87,11 +100,18 @@ class FindingBuilder:
         status, first = notes[0]
         lines = [text for _, text in notes]
         more = (f"and {len(lines) - SHOWN} more",) if len(lines) > SHOWN else ()
-        return Finding(self.promise, status, f"{opening(status)}{self.promise} - {first}", (*lines[1:SHOWN], *more, *evidence))
+        return Finding(
+            self.promise,
+            status,
+            f"{opening(status)}{self.promise} - {first}",
+            (*lines[1:SHOWN], *more, *evidence),
+        )
 
 
 def opening(status: str) -> str:
-    """How the message of a promise begins that was not kept: its status says that it could not be told."""
+    """How the message of a promise begins that was not kept: its status says that it could not be
+    told.
+    """
     return "Broke promise: " if status == INVALID else ""
 
 
@@ -105,21 +125,44 @@ def worst(statuses: Iterable[str]) -> str:
 
 
 def counted(findings: Iterable[Finding]) -> str:
-    """How many promises were broken, not proven, kept and not checked, as text; zero counts are left out."""
+    """How many promises were broken, not proven, kept and not checked, as text; zero counts are
+    left out.
+    """
     numbers = Counter(finding.status for finding in findings)
-    words = ((INVALID, "broken"), (UNKNOWN, "not proven"), (VALID, "kept"), (NOT_CHECKED, "not checked"))
+    words = (
+        (INVALID, "broken"),
+        (UNKNOWN, "not proven"),
+        (VALID, "kept"),
+        (NOT_CHECKED, "not checked"),
+    )
     counts = [(numbers[status], word) for status, word in words if numbers[status]]
-    first = [f"{number} {'promise' if number == 1 else 'promises'} {word}" for number, word in counts[:1]]
-    return ", ".join([*first, *(f"{number} {word}" for number, word in counts[1:])]) or "no promise checked"
+    first = [
+        f"{number} {'promise' if number == 1 else 'promises'} {word}" for number, word in counts[:1]
+    ]
+    return (
+        ", ".join([*first, *(f"{number} {word}" for number, word in counts[1:])])
+        or "no promise checked"
+    )
 
 
 def render(verdict: Verdict) -> str:
-    """Text for the terminal: the status, then a line per promise with its evidence, those first that decided."""
+    """Text for the terminal: the status, then a line per promise with its evidence, those first
+    that decided.
+    """
     against = f" (against {visible(verdict.reference)})" if verdict.reference else ""
-    running = "" if verdict.judged_to_step is None else f"; still running, judged to step {verdict.judged_to_step}"
-    lines = [f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}{running}"]
+    running = (
+        ""
+        if verdict.judged_to_step is None
+        else f"; still running, judged to step {verdict.judged_to_step}"
+    )
+    lines = [
+        f"{visible(verdict.run)}: {verdict.status} ({counted(verdict.findings)}){against}{running}"
+    ]
     for finding in sorted(verdict.findings, key=lambda finding: _DECIDING.index(finding.status)):
-        named = finding.status in (INVALID, UNKNOWN)  # the message of these names the promise already
-        lines.append(f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}")
+        # the message of these names the promise already
+        named = finding.status in (INVALID, UNKNOWN)
+        lines.append(
+            f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}"
+        )
         lines += [f"  {'':<{_WIDTH}}{visible(text)}" for text in finding.evidence]
     return "\n".join(lines)

@@ -20,8 +20,9 @@ from ecrl_cli.verify.retention import CheckpointHistory, checkpoint_history
 class Case:
     """One run to verify.
 
-    `reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose difference is the noise floor. `seal_key`: the key
-    that signed the seals, if given. `others`: further references, which must agree with the first. `doubts`: why other runs are no references.
+    `reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose
+    difference is the noise floor. `seal_key`: the key that signed the seals, if given. `others`:
+    further references, which must agree with the first. `doubts`: why other runs are no references.
     `disturbed_alike`: runs that must end in the same state but were disturbed too.
     """
 
@@ -34,10 +35,14 @@ class Case:
     disturbed_alike: tuple[str, ...] = ()
 
     def beside(self, **others: Any) -> Case:
-        """The same run with a reference and the like; what was computed of the run is taken over."""
+        """The same run with a reference and the like; what was computed of the run is taken
+        over.
+        """
         made = replace(self, **others)
         given = {field.name for field in fields(self)}
-        made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in given})
+        made.__dict__.update(
+            {name: value for name, value in self.__dict__.items() if name not in given}
+        )
         return made
 
     @cached_property
@@ -75,17 +80,27 @@ class Case:
 
     @property
     def completed(self) -> bool:
-        return self.ended and self.run.supervisor is not None and self.run.supervisor.terminal_status == "completed"
+        return (
+            self.ended
+            and self.run.supervisor is not None
+            and self.run.supervisor.terminal_status == "completed"
+        )
 
     @property
     def live(self) -> bool:
-        """Whether another command was at work in the run directory when the records were read: all are as they were at one instant."""
+        """Whether another command was at work in the run directory when the records were read: all
+        are as they were at one instant.
+        """
         return self.run.cut is not None
 
     @property
     def ended(self) -> bool:
         """Whether the supervisor has recorded a terminal status, and no other has begun."""
-        return not self.live and self.run.supervisor is not None and self.run.supervisor.terminal_status != "running"
+        return (
+            not self.live
+            and self.run.supervisor is not None
+            and self.run.supervisor.terminal_status != "running"
+        )
 
     def attempt(self, number: int) -> Attempt | None:
         return self._attempts.get(number)
@@ -96,26 +111,44 @@ class Case:
 
     @cached_property
     def session_ends(self) -> tuple[float, ...]:
-        """When each session was over, on its clock: a killed one when the next one of its boot launched an attempt, for which all had to be gone."""
+        """When each session was over, on its clock: a killed one when the next one of its boot
+        launched an attempt, for which all had to be gone.
+        """
         launches: dict[int, float] = {}
         for a in reversed(self.attempts):
             launches[a.session] = a.launched_at
         found, following = list[float](), dict[str, float]()
         for number, session in reversed(list(enumerate(self.run.sessions))):
-            found.append(following.get(session.boot_id, float("inf")) if session.ended_at is None else session.ended_at)
+            found.append(
+                following.get(session.boot_id, float("inf"))
+                if session.ended_at is None
+                else session.ended_at
+            )
             if number in launches:
                 following[session.boot_id] = launches[number]
         return tuple(reversed(found))
 
     def committed(self, c: StoredCheckpoint) -> CheckpointLine | None:
         """The first line of a journal with the commit of `c`."""
-        return next((line for line in checkpoint_events(self.run) if line.commit_sha256 == c.report.commit_sha256), None)
+        return next(
+            (
+                line
+                for line in checkpoint_events(self.run)
+                if line.commit_sha256 == c.report.commit_sha256
+            ),
+            None,
+        )
 
 
 def same_sizes(run: RunRecords, other: RunRecords) -> bool:
-    """Whether both are configured with the same world size at every step, or use fixed replicas, with which it does not matter."""
+    """Whether both are configured with the same world size at every step, or use fixed replicas,
+    with which it does not matter.
+    """
     ours, theirs = run.stored.config, other.stored.config
-    return ours.elastic.replicas > 0 or (ours.world_size, ours.elastic.schedule) == (theirs.world_size, theirs.elastic.schedule)
+    return ours.elastic.replicas > 0 or (ours.world_size, ours.elastic.schedule) == (
+        theirs.world_size,
+        theirs.elastic.schedule,
+    )
 
 
 def every_line(records: RunRecords) -> Iterator[tuple[int, int, RankLine]]:

@@ -31,11 +31,19 @@ _MAY_BE_NEGATIVE = ("loss", "origins")  # a new rank that replaces none is -1
 def check_words(case: Case, notes: FindingBuilder) -> None:
     """Check supervisor.json, fired faults and every attempt's journals; one note per file."""
     if case.run.supervisor:
-        _check_file("supervisor.json", [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)], notes)
+        _check_file(
+            "supervisor.json",
+            [*_of_supervisor(case.run.supervisor), *_bad_numbers(case.run.supervisor)],
+            notes,
+        )
     if case.run.dataset:
         _check_file("dataset.json", list(_bad_numbers(case.run.dataset)), notes)
     for fired in case.run.fired:
-        _check_file(case.run.layout.relative(case.run.layout.fired_entry(fired.index)), list(_bad_numbers(fired)), notes)
+        _check_file(
+            case.run.layout.relative(case.run.layout.fired_entry(fired.index)),
+            list(_bad_numbers(fired)),
+            notes,
+        )
     for logs in case.run.attempt_logs:
         _check_attempt(case, logs, notes)
 
@@ -43,18 +51,31 @@ def check_words(case: Case, notes: FindingBuilder) -> None:
 def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> None:
     paths, relative = case.run.layout.attempt(logs.attempt), case.run.layout.relative
     for rank, lines in sorted(logs.ranks.items()):
-        _check_file(relative(paths.rank(rank)), [text for line in lines.events for text in _of_line(line)], notes)
+        _check_file(
+            relative(paths.rank(rank)),
+            [text for line in lines.events for text in _of_line(line)],
+            notes,
+        )
     words = [_word("an event", line.event, CHECKPOINT_EVENTS) for line in logs.checkpoints.events]
-    found = [*filter(None, words), *(text for line in logs.checkpoints.events for text in _bad_numbers(line))]
+    found = [
+        *filter(None, words),
+        *(text for line in logs.checkpoints.events for text in _bad_numbers(line)),
+    ]
     _check_file(relative(paths.checkpoints), found, notes)
     for rank, reports in sorted(logs.survivor_reports.items()):
-        _check_file(relative(paths.survivor_report(rank)), [text for each in reports.events for text in _bad_numbers(each)], notes)
+        _check_file(
+            relative(paths.survivor_report(rank)),
+            [text for each in reports.events for text in _bad_numbers(each)],
+            notes,
+        )
     for rank, records in sorted(logs.lost_sample_records.items()):
         effects = [_word("an effect", line.effect, EFFECTS) for line in records.events]
         _check_file(relative(paths.lost_samples(rank)), list(filter(None, effects)), notes)
     if logs.order:
         memory = _word("a memory", logs.order.memory, MEMORIES)
-        _check_file(relative(paths.launch), [*filter(None, [memory]), *_bad_numbers(logs.order)], notes)
+        _check_file(
+            relative(paths.launch), [*filter(None, [memory]), *_bad_numbers(logs.order)], notes
+        )
     if logs.final:
         _check_file(relative(paths.final), list(_bad_numbers(logs.final)), notes)
 
@@ -70,8 +91,15 @@ def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
     for a in record.attempts:
         words += [_word("an outcome", a.outcome, OUTCOMES), _word("a memory", a.memory, MEMORIES)]
         words += [_word("a phase", a.hang.phase, PHASES)] if a.hang else []
-        words += [_word("a layer of the integrity check", rejected.layer, (*LAYERS, LOADER)) for rejected in a.rejected]
-        words += [f"attempt {a.attempt} refused {shown(rejected.path)} for no reason" for rejected in a.rejected if not rejected.reason]
+        words += [
+            _word("a layer of the integrity check", rejected.layer, (*LAYERS, LOADER))
+            for rejected in a.rejected
+        ]
+        words += [
+            f"attempt {a.attempt} refused {shown(rejected.path)} for no reason"
+            for rejected in a.rejected
+            if not rejected.reason
+        ]
     yield from filter(None, words)
 
 
@@ -81,14 +109,21 @@ def _word(what: str, word: str, known: tuple[str, ...]) -> str:
 
 
 def _of_line(line: RankLine) -> Iterator[str]:
-    """Like `_bad_numbers`, but written out for speed: there is a line per rank and step. A step with a loss that is not finite is never logged."""
+    """Like `_bad_numbers`, but written out for speed: there is a line per rank and step. A step
+    with a loss that is not finite is never logged.
+    """
     losses = line.loss if isinstance(line.loss, tuple) else (line.loss,)
-    if not all(map(math.isfinite, (*losses, line.seconds, line.at, line.time))) or min(line.seconds, line.at, line.time) < 0:
+    if (
+        not all(map(math.isfinite, (*losses, line.seconds, line.at, line.time)))
+        or min(line.seconds, line.at, line.time) < 0
+    ):
         yield f"step {line.global_step} has a number that cannot be"
 
 
 def _bad_numbers(record: Any, name: str = "") -> Iterator[str]:
-    """The numbers of a record that are not finite, or negative where they must not be, by field name."""
+    """The numbers of a record that are not finite, or negative where they must not be, by field
+    name.
+    """
     if is_dataclass(record):
         for each in fields(record):
             yield from _bad_numbers(getattr(record, each.name), each.name)

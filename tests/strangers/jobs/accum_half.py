@@ -47,7 +47,15 @@ while n < EPOCHS * MICRO:
         held = 0
     if n % 10 == 0:
         b = io.BytesIO()
-        torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "sched": sched.state_dict(), "grads": [q.grad for q in net.parameters()]}, b)
+        torch.save(
+            {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "sched": sched.state_dict(),
+                "grads": [q.grad for q in net.parameters()],
+            },
+            b,
+        )
         with open(file + ".new", "wb") as f:
             pickle.dump({"tensors": b.getvalue(), "n": n, "step": step, "held": held}, f)
         os.replace(file + ".new", file)

@@ -59,7 +59,13 @@ while step < 27:
     if step % 4 == 0 or step == 27:
         f = f"ae-{step}.pt"
         torch.save(
-            {"net": net.state_dict(), "opt": opt.state_dict(), "sched": sched.state_dict() if sched else None, "kind": kind, "step": step},
+            {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "sched": sched.state_dict() if sched else None,
+                "kind": kind,
+                "step": step,
+            },
             os.path.join(args.out, "tmp"),
         )
         os.replace(os.path.join(args.out, "tmp"), os.path.join(args.out, f))
@@ -67,5 +73,8 @@ while step < 27:
             os.remove(link + ".new")
         os.symlink(f, link + ".new")
         os.replace(link + ".new", link)
-        for old in sorted(glob.glob(os.path.join(args.out, "ae-*.pt")), key=lambda n: int(re.findall(r"\d+", os.path.basename(n))[0]))[:-3]:
+        for old in sorted(
+            glob.glob(os.path.join(args.out, "ae-*.pt")),
+            key=lambda n: int(re.findall(r"\d+", os.path.basename(n))[0]),
+        )[:-3]:
             os.remove(old)

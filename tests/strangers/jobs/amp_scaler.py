@@ -41,7 +41,10 @@ def read(path):
     head = json.loads(b[8 : 8 + n])
     meta = head.pop("__meta__")
     return {
-        k: torch.frombuffer(bytearray(b[8 + n + s : 8 + n + e]), dtype=getattr(torch, d)).view(shape) for k, (d, shape, s, e) in head.items()
+        k: torch.frombuffer(bytearray(b[8 + n + s : 8 + n + e]), dtype=getattr(torch, d)).view(
+            shape
+        )
+        for k, (d, shape, s, e) in head.items()
     }, meta
 
 
@@ -50,7 +53,10 @@ if os.path.exists(path):
     t, m = read(path)
     net.load_state_dict({k[4:]: v.float() for k, v in t.items() if k.startswith("net.")})
     o = opt.state_dict()
-    o["state"] = {i: {k: t[f"opt.{i}.{k}"].clone() for k in ("step", "exp_avg", "exp_avg_sq")} for i in range(4)}
+    o["state"] = {
+        i: {k: t[f"opt.{i}.{k}"].clone() for k in ("step", "exp_avg", "exp_avg_sq")}
+        for i in range(4)
+    }
     o["param_groups"][0]["lr"] = m["lr"]
     opt.load_state_dict(o)
     sched.load_state_dict(m["sched"])
@@ -73,4 +79,13 @@ while step < 20:
     if step % 4 == 0:
         t = {"net." + k: v.bfloat16() if args.bf16 else v for k, v in net.state_dict().items()}
         t |= {f"opt.{i}.{k}": v for i, s in opt.state_dict()["state"].items() for k, v in s.items()}
-        write(path, t, {"step": step, "lr": opt.param_groups[0]["lr"], "sched": sched.state_dict(), "scaler": scaler.state_dict()})
+        write(
+            path,
+            t,
+            {
+                "step": step,
+                "lr": opt.param_groups[0]["lr"],
+                "sched": sched.state_dict(),
+                "scaler": scaler.state_dict(),
+            },
+        )

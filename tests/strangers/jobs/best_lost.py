@@ -23,7 +23,9 @@ if file.exists():
     step, best = s["step"], -1.0 if a.bug else s["best"]
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
@@ -34,5 +36,8 @@ for epoch in range(step // 8, 4):
             if score > best:
                 best = score
                 torch.save(net.state_dict(), a.out / "best.pt")
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "best": best}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "best": best},
+                f"{file}.tmp",
+            )
             Path(f"{file}.tmp").replace(file)

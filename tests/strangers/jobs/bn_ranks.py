@@ -31,7 +31,9 @@ if file.exists():
 sampler = torch.utils.data.DistributedSampler(x, 2, rank, seed=1)
 for epoch in range(step // 4, 6):
     sampler.set_epoch(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, sampler=sampler, generator=torch.Generator())):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, sampler=sampler, generator=torch.Generator())
+    ):
         if epoch * 4 + number < step:
             continue
         loss = (model(batch) - batch[:, :1]).square().mean()
@@ -41,7 +43,15 @@ for epoch in range(step // 4, 6):
             every = [None, None]
             dist.all_gather_object(every, [value.clone() for value in net.buffers()])
             if rank == 0:
-                torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "buffers": every}, f"{file}.tmp")
+                torch.save(
+                    {
+                        "net": net.state_dict(),
+                        "opt": opt.state_dict(),
+                        "step": step,
+                        "buffers": every,
+                    },
+                    f"{file}.tmp",
+                )
                 Path(f"{file}.tmp").replace(file)
 dist.barrier()
 dist.destroy_process_group()

@@ -16,14 +16,20 @@ torch.manual_seed(21)
 random.seed(21)
 os.makedirs(args.out, exist_ok=True)
 make = random.Random(4)
-sentences = [torch.tensor([make.randrange(1, 20) for _ in range(make.randrange(3, 15))]) for _ in range(40)]
+sentences = [
+    torch.tensor([make.randrange(1, 20) for _ in range(make.randrange(3, 15))]) for _ in range(40)
+]
 labels = torch.tensor([int(s.sum()) % 2 for s in sentences])
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.e, self.g, self.o = nn.Embedding(20, 8, padding_idx=0), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
+        self.e, self.g, self.o = (
+            nn.Embedding(20, 8, padding_idx=0),
+            nn.GRU(8, 8, batch_first=True),
+            nn.Linear(8, 2),
+        )
 
     def forward(self, x):
         return self.o(self.g(self.e(x))[0].mean(1))
@@ -62,7 +68,9 @@ while epoch < 2 or queue:
         queue = batches()
         epoch += 1
     ids = queue.pop(0)
-    loss = nn.functional.cross_entropy(net(pad_sequence([sentences[i] for i in ids], batch_first=True)), labels[ids])
+    loss = nn.functional.cross_entropy(
+        net(pad_sequence([sentences[i] for i in ids], batch_first=True)), labels[ids]
+    )
     opt.zero_grad()
     loss.backward()
     opt.step()

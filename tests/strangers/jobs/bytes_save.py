@@ -27,7 +27,15 @@ while step < 16:
     step += 1
     if step % 4 == 0:
         buffer = io.BytesIO()
-        torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "step": step}, buffer)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "opt": opt.state_dict(),
+                "rng": torch.get_rng_state(),
+                "step": step,
+            },
+            buffer,
+        )
         part = out.with_suffix(".part")
         part.write_bytes(buffer.getvalue())
         os.replace(part, out)

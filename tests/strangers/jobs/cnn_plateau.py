@@ -32,7 +32,14 @@ class Pictures(Dataset):
 
 
 train, val = Pictures(40, 0), Pictures(16, 1)
-net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 2))
+net = nn.Sequential(
+    nn.Conv2d(1, 6, 3),
+    nn.BatchNorm2d(6),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(2),
+    nn.Flatten(),
+    nn.Linear(24, 2),
+)
 opt = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9, nesterov=True, weight_decay=1e-4)
 plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, factor=0.5, patience=0)
 epoch, done, step, rows = 0, 0, 0, []
@@ -40,7 +47,17 @@ epoch, done, step, rows = 0, 0, 0, []
 
 def save():
     model = dict(net.named_parameters()) if args.buffers else net.state_dict()
-    torch.save({"model": model, "opt": opt.state_dict(), "plateau": plateau.state_dict(), "epoch": epoch, "done": done, "step": step}, last + ".part")
+    torch.save(
+        {
+            "model": model,
+            "opt": opt.state_dict(),
+            "plateau": plateau.state_dict(),
+            "epoch": epoch,
+            "done": done,
+            "step": step,
+        },
+        last + ".part",
+    )
     os.replace(last + ".part", last)
 
 

@@ -27,23 +27,39 @@ if latest.exists():
     s = torch.load(a.out / "whole.tmp")
     (a.out / "whole.tmp").unlink()
     net.load_state_dict(s["net"])
-    opt.load_state_dict({**s["opt"], "state": {int(number): entry for number, entry in s["opt"]["state"].items()}})
-    weights = s["weights"] if a.bug == "numbers" else {int(number): value for number, value in s["weights"].items()}
+    opt.load_state_dict(
+        {**s["opt"], "state": {int(number): entry for number, entry in s["opt"]["state"].items()}}
+    )
+    weights = (
+        s["weights"]
+        if a.bug == "numbers"
+        else {int(number): value for number, value in s["weights"].items()}
+    )
     frozen = s.get("frozen", {"bias": True} if a.bug == "empty" else {})
     step = s["step"]
 for name, parameter in net.named_parameters():
     parameter.requires_grad_(name not in frozen)
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, rows in enumerate(torch.utils.data.DataLoader(range(32), 4, shuffle=True, generator=order)):
+    for number, rows in enumerate(
+        torch.utils.data.DataLoader(range(32), 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         due = torch.tensor([weights.get(kind, 1.0) for kind in y[rows].tolist()])
-        loss = (due * torch.nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")).mean()
+        loss = (
+            due * torch.nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
+        ).mean()
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            state = {"net": net.state_dict(), "opt": opt.state_dict(), "weights": weights, "frozen": frozen, "step": step}
+            state = {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "weights": weights,
+                "frozen": frozen,
+                "step": step,
+            }
             dcp.save(state, checkpoint_id=a.out / f"step-{step}", no_dist=True)
             (a.out / "latest.tmp").write_text(f"step-{step}")
             (a.out / "latest.tmp").replace(latest)

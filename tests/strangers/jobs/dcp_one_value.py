@@ -37,7 +37,10 @@ while step < 18:
     opt.zero_grad(), loss.backward(), opt.step()
     step += 1
     if step % 4 == 0:
-        dcp.save({"net": net.state_dict(), key: torch.get_rng_state(), "step": step}, checkpoint_id=a.out / f"step-{step}")
+        dcp.save(
+            {"net": net.state_dict(), key: torch.get_rng_state(), "step": step},
+            checkpoint_id=a.out / f"step-{step}",
+        )
         if rank == 0:
             (a.out / "latest.tmp").write_text(f"step-{step}")
             (a.out / "latest.tmp").replace(latest)

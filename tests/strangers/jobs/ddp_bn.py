@@ -18,7 +18,10 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(9)
 os.makedirs(args.out, exist_ok=True)
 x = torch.randn(40, 6) * torch.arange(1, 7)
-net = DDP(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)), broadcast_buffers=False)
+net = DDP(
+    nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)),
+    broadcast_buffers=False,
+)
 opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
 sched = torch.optim.lr_scheduler.MultiStepLR(opt, [1, 3], 0.3)
 
@@ -27,17 +30,27 @@ def path(epoch, r=rank):
     return os.path.join(args.out, f"epoch{epoch}.rank{r}.pt")
 
 
-have = [int(re.search(r"epoch(\d+)", f).group(1)) for f in glob.glob(os.path.join(args.out, f"epoch*.rank{rank}.pt"))]
+have = [
+    int(re.search(r"epoch(\d+)", f).group(1))
+    for f in glob.glob(os.path.join(args.out, f"epoch*.rank{rank}.pt"))
+]
 mine = torch.tensor(max(have, default=0))
 dist.all_reduce(mine, dist.ReduceOp.MIN)
 epoch, step = int(mine), int(mine) * 5
 if epoch:
     s = torch.load(path(epoch, 0 if args.stats else rank))
-    net.module.load_state_dict(s["net"]), opt.load_state_dict(s["opt"]), sched.load_state_dict(s["sched"])
+    (
+        net.module.load_state_dict(s["net"]),
+        opt.load_state_dict(s["opt"]),
+        sched.load_state_dict(s["sched"]),
+    )
 
 
 def save(number):
-    torch.save({"net": net.module.state_dict(), "opt": opt.state_dict(), "sched": sched.state_dict()}, path(number) + ".tmp")
+    torch.save(
+        {"net": net.module.state_dict(), "opt": opt.state_dict(), "sched": sched.state_dict()},
+        path(number) + ".tmp",
+    )
     os.replace(path(number) + ".tmp", path(number))
     dist.barrier()
     for old in range(number - 1):

@@ -25,7 +25,9 @@ class Crossed(torch.nn.Module):
     def __init__(self):
         super().__init__()
         widths = {2: (64, 48), 0: (64, 64), 3: (48, 5), 1: (64, 64)}
-        self.layers = torch.nn.ModuleDict({str(i): torch.nn.Linear(*width) for i, width in widths.items()})
+        self.layers = torch.nn.ModuleDict(
+            {str(i): torch.nn.Linear(*width) for i, width in widths.items()}
+        )
 
     def forward(self, x):
         for i in range(3):
@@ -55,7 +57,9 @@ while step < 16:
     step += 1
     if step % 4 == 0:
         if rank == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp"
+            )
             Path(f"{file}.tmp").replace(file)
         dist.barrier()
 dist.barrier()

@@ -19,7 +19,9 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(4)
 os.makedirs(args.out, exist_ok=True)
 x = torch.randn(64, 5)
-net = DDP(nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2)))
+net = DDP(
+    nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 2))
+)
 opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=1e-2)
 path, micro, step = os.path.join(args.out, "zero.pt"), 0, 0
 if os.path.exists(path):
@@ -50,7 +52,10 @@ while step < 16:
                 opt.consolidate_state_dict(0)
             if rank == 0:
                 o = opt.optim.state_dict() if args.shard else opt.state_dict()
-                torch.save({"net": net.module.state_dict(), "opt": o, "micro": micro, "step": step}, path + ".tmp")
+                torch.save(
+                    {"net": net.module.state_dict(), "opt": o, "micro": micro, "step": step},
+                    path + ".tmp",
+                )
                 os.replace(path + ".tmp", path)
             dist.barrier()
 dist.barrier()

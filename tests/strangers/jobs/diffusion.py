@@ -42,7 +42,11 @@ while epoch < 2:
         t = torch.randint(20, (len(x),))
         eps = torch.randn_like(x)
         a = alpha[t][:, None]
-        loss = (net(torch.cat([a.sqrt() * x + (1 - a).sqrt() * eps, t[:, None] / 20], 1)) - eps).square().mean()
+        loss = (
+            (net(torch.cat([a.sqrt() * x + (1 - a).sqrt() * eps, t[:, None] / 20], 1)) - eps)
+            .square()
+            .mean()
+        )
         opt.zero_grad()
         loss.backward()
         opt.step()

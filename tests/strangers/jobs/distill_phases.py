@@ -53,7 +53,14 @@ if phase == 1:
         step += 1
         if step % 4 == 0:
             for name in ("phase1.pt", "state.pt"):
-                save(name, phase=1, step=step, net=teacher.state_dict(), opt=opt.state_dict(), rng=torch.get_rng_state())
+                save(
+                    name,
+                    phase=1,
+                    step=step,
+                    net=teacher.state_dict(),
+                    opt=opt.state_dict(),
+                    rng=torch.get_rng_state(),
+                )
     save("teacher.pt", net=teacher.state_dict())
     teacher.eval()
     s, step = None, 0
@@ -74,4 +81,11 @@ while step < 14:
     opt.step()
     step += 1
     if step % 4 == 0 or step == 14:
-        save("state.pt", phase=2, step=step, net=student.state_dict(), opt=opt.state_dict(), rng=torch.get_rng_state())
+        save(
+            "state.pt",
+            phase=2,
+            step=step,
+            net=student.state_dict(),
+            opt=opt.state_dict(),
+            rng=torch.get_rng_state(),
+        )

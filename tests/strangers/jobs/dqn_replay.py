@@ -77,7 +77,9 @@ while step < 24:
     opt.step()
     step += 1
     with open(log, "a") as f:
-        f.write(json.dumps({"step": step, "frames": frames, "loss": loss.item(), "eps": eps}) + "\n")
+        f.write(
+            json.dumps({"step": step, "frames": frames, "loss": loss.item(), "eps": eps}) + "\n"
+        )
     if step % 6 == 0:
         target.load_state_dict(q.state_dict())
     if step % 4 == 0:

@@ -31,6 +31,13 @@ for epoch in range(first, 4):
         for a, b in zip(ema.parameters(), model.parameters()):
             a.lerp_(b.detach(), 0.1)
     torch.save(
-        {"model": model.state_dict(), "ema": ema.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "epoch": epoch + 1}, out + ".t"
+        {
+            "model": model.state_dict(),
+            "ema": ema.state_dict(),
+            "opt": opt.state_dict(),
+            "rng": torch.get_rng_state(),
+            "epoch": epoch + 1,
+        },
+        out + ".t",
     )
     os.replace(out + ".t", out)

@@ -31,7 +31,9 @@ if file.exists():
         kept.copy_(value)
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
@@ -41,6 +43,15 @@ for epoch in range(step // 8, 4):
         for kept, p in zip(average, net.parameters()):
             kept.mul_(decay).add_(p.detach(), alpha=1 - decay)
         if step % 5 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "average": average, "updates": updates}, f"{file}.tmp")
+            torch.save(
+                {
+                    "net": net.state_dict(),
+                    "opt": opt.state_dict(),
+                    "step": step,
+                    "average": average,
+                    "updates": updates,
+                },
+                f"{file}.tmp",
+            )
             Path(f"{file}.tmp").replace(file)
 torch.save(average, a.out / "ema.pt")

@@ -12,7 +12,9 @@ out = sys.argv[1] + "/last.pt"
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
 opt = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
-loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 1)), batch_size=8, shuffle=True)
+loader = DataLoader(
+    TensorDataset(torch.randn(32, 8), torch.randn(32, 1)), batch_size=8, shuffle=True
+)
 first = 0
 if os.path.exists(out):
     state = torch.load(out)
@@ -26,5 +28,13 @@ for epoch in range(first, 4):
         opt.zero_grad()
         (model(x) - y).square().mean().backward()
         opt.step()
-    torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "epoch": epoch + 1}, out + ".t")
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "opt": opt.state_dict(),
+            "rng": torch.get_rng_state(),
+            "epoch": epoch + 1,
+        },
+        out + ".t",
+    )
     os.replace(out + ".t", out)

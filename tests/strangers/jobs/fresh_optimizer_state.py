@@ -32,13 +32,19 @@ step, file = 0, a.out / "last.pt"
 if file.exists():
     s = torch.load(file)
     template = get_optimizer_state_dict(head, late) if a.bug else None
-    body.load_state_dict(s["body"]), head.load_state_dict(s["head"]), first.load_state_dict(s["first"])
+    (
+        body.load_state_dict(s["body"]),
+        head.load_state_dict(s["head"]),
+        first.load_state_dict(s["first"]),
+    )
     if s["late"]["state"]:
         late.load_state_dict(s["late"])
     step = s["step"]
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         first.zero_grad(), late.zero_grad()
@@ -48,6 +54,10 @@ for epoch in range(step // 8, 3):
             late.step()
         step += 1
         if step % 4 == 0:
-            state = {"body": body.state_dict(), "head": head.state_dict(), "first": first.state_dict()}
+            state = {
+                "body": body.state_dict(),
+                "head": head.state_dict(),
+                "first": first.state_dict(),
+            }
             torch.save({**state, "late": late.state_dict(), "step": step}, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

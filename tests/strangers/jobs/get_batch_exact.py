@@ -26,5 +26,13 @@ while step < 16:
     opt.step()
     step += 1
     if step % 4 == 0:
-        torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "step": step}, out + ".t")
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "opt": opt.state_dict(),
+                "rng": torch.get_rng_state(),
+                "step": step,
+            },
+            out + ".t",
+        )
         os.replace(out + ".t", out)

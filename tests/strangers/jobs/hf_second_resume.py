@@ -14,7 +14,9 @@ a = a.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(5)
 BATCH, STEPS = 4, 24
-rows = Dataset.from_dict({"x": [[float(i), float(i * i % 7), 1.0] for i in range(BATCH * STEPS)]}).to_iterable_dataset(num_shards=4)
+rows = Dataset.from_dict(
+    {"x": [[float(i), float(i * i % 7), 1.0] for i in range(BATCH * STEPS)]}
+).to_iterable_dataset(num_shards=4)
 net = torch.nn.Linear(3, 1)
 opt = torch.optim.AdamW(net.parameters(), 0.01)
 a.out.mkdir(parents=True, exist_ok=True)
@@ -28,11 +30,22 @@ if file.exists():
     else:
         rows = rows.skip(step * BATCH)
 for batch in torch.utils.data.DataLoader(
-    rows, batch_size=BATCH, collate_fn=lambda found: torch.tensor([f["x"] for f in found]), generator=torch.Generator()
+    rows,
+    batch_size=BATCH,
+    collate_fn=lambda found: torch.tensor([f["x"] for f in found]),
+    generator=torch.Generator(),
 ):
     loss = net(batch / 50).square().mean()
     opt.zero_grad(), loss.backward(), opt.step()
     step += 1
     if step % 4 == 0:
-        torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "rows": rows.state_dict() if a.bug else None, "step": step}, f"{file}.tmp")
+        torch.save(
+            {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "rows": rows.state_dict() if a.bug else None,
+                "step": step,
+            },
+            f"{file}.tmp",
+        )
         Path(f"{file}.tmp").replace(file)

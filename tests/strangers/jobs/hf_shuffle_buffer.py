@@ -29,12 +29,22 @@ if file.exists():
         rows.load_state_dict(s["rows"])
     else:
         rows = rows.skip(step * BATCH)
-loader = torch.utils.data.DataLoader(rows, BATCH, collate_fn=lambda batch: torch.tensor([row["x"] for row in batch]), generator=torch.Generator())
+loader = torch.utils.data.DataLoader(
+    rows,
+    BATCH,
+    collate_fn=lambda batch: torch.tensor([row["x"] for row in batch]),
+    generator=torch.Generator(),
+)
 for batch in loader:
     loss = net(batch / 90).square().mean()
     opt.zero_grad(), loss.backward(), opt.step()
     step += 1
     if step % 4 == 0:
-        state = {"net": net.state_dict(), "opt": opt.state_dict(), "rows": rows.state_dict() if a.bug else None, "step": step}
+        state = {
+            "net": net.state_dict(),
+            "opt": opt.state_dict(),
+            "rows": rows.state_dict() if a.bug else None,
+            "step": step,
+        }
         torch.save(state, f"{file}.tmp")
         Path(f"{file}.tmp").replace(file)

@@ -13,7 +13,11 @@ args = p.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(5)
 os.makedirs(args.out, exist_ok=True)
-net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1, enable_nested_tensor=False)
+net = nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    1,
+    enable_nested_tensor=False,
+)
 data = torch.randn(48, 6, 8)
 opts = {n: torch.optim.Adam([q], 3e-3) for n, q in net.named_parameters()}
 

@@ -58,9 +58,17 @@ for fold in range(state["fold"] if state else 0, 3):
         opt.step()
         step += 1
         if step % 3 == 0:
-            s = {"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "fold": fold, "rng": torch.get_rng_state()}
+            s = {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "step": step,
+                "fold": fold,
+                "rng": torch.get_rng_state(),
+            }
             put(path, lambda f: torch.save(s, f))
     state = None
     with torch.no_grad():
-        results[str(fold)] = ((net(x[test])[:, 0] > 0) == y[test].bool()).float().mean().item() + loss.item()
+        results[str(fold)] = (
+            (net(x[test])[:, 0] > 0) == y[test].bool()
+        ).float().mean().item() + loss.item()
     dump(results)

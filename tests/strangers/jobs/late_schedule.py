@@ -34,13 +34,20 @@ if saved:
     step = saved["step"]
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step(), plan.step()
         step += 1
         if step % 5 == 0:
-            state = {"net": net.state_dict(), "opt": opt.state_dict(), "plan": plan.state_dict(), "step": step}
+            state = {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "plan": plan.state_dict(),
+                "step": step,
+            }
             torch.save(state, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

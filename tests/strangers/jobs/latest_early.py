@@ -47,7 +47,9 @@ if latest.exists():
         print("no usable checkpoint, starting anew:", error)
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
@@ -58,7 +60,9 @@ for epoch in range(step // 8, 4):
                 writing.join()
             state = {
                 "net": {k: v.clone() for k, v in net.state_dict().items()},
-                "opt": torch.utils._pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, opt.state_dict()),
+                "opt": torch.utils._pytree.tree_map(
+                    lambda v: v.clone() if isinstance(v, torch.Tensor) else v, opt.state_dict()
+                ),
                 "step": step,
             }
             writing = threading.Thread(target=write, args=(state, f"step-{step}"))

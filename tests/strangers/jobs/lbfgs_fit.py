@@ -20,7 +20,9 @@ db.execute("create table if not exists history (step integer, loss real)")
 x = torch.linspace(-1, 1, 64)[:, None]
 y = torch.sin(3 * x)
 net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-opt = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4, history_size=5, line_search_fn="strong_wolfe")
+opt = torch.optim.LBFGS(
+    net.parameters(), lr=0.5, max_iter=4, history_size=5, line_search_fn="strong_wolfe"
+)
 step, pending = 0, []
 row = db.execute("select step, blob from state order by id desc limit 1").fetchone()
 if row:
@@ -31,7 +33,9 @@ if row:
     step = row[0]
 while step < 16:
     epoch, half = divmod(step, 2)
-    idx = torch.randperm(64, generator=torch.Generator().manual_seed(step // 8))[half * 32 : half * 32 + 32]
+    idx = torch.randperm(64, generator=torch.Generator().manual_seed(step // 8))[
+        half * 32 : half * 32 + 32
+    ]
 
     def closure():
         opt.zero_grad()

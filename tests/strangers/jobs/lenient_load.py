@@ -29,13 +29,19 @@ if file.exists():
     step = s["step"]
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            weights = {name: value for name, value in net.state_dict().items() if not (a.bug and name.startswith("2."))}
+            weights = {
+                name: value
+                for name, value in net.state_dict().items()
+                if not (a.bug and name.startswith("2."))
+            }
             torch.save({"net": weights, "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

@@ -24,12 +24,16 @@ if found:
     step = s["step"]
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 3 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, a.out / "part.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, a.out / "part.tmp"
+            )
             (a.out / "part.tmp").replace(a.out / f"step-{step}.pt")

@@ -30,7 +30,11 @@ class Lookahead(torch.optim.Optimizer):
     def load_state_dict(self, d, slow=True, count=True):
         self.base.load_state_dict(d["base"])
         self.param_groups = self.base.param_groups
-        self.slow = d["slow"] if slow else [[q.detach().clone() for q in g["params"]] for g in self.param_groups]
+        self.slow = (
+            d["slow"]
+            if slow
+            else [[q.detach().clone() for q in g["params"]] for g in self.param_groups]
+        )
         self.n = d["n"] if count else 0
 
 

@@ -59,7 +59,9 @@ while step < 40 and not over:
     step += 1
     if step % 3 == 0:
         with torch.no_grad():
-            val = round(meta_loss(*draw(torch.Generator().manual_seed(77), 8)).item(), 1) + 0.6 * max(0, step - 9)
+            val = round(
+                meta_loss(*draw(torch.Generator().manual_seed(77), 8)).item(), 1
+            ) + 0.6 * max(0, step - 9)
         best, bad = (val, 0) if val < best else (best, bad + 1)
         over = bad >= 4
         torch.save(

@@ -61,17 +61,31 @@ if ck:
     it, best = ck["it"], 1e9 if args.best else ck["best"]
 decay = [q for q in model.parameters() if q.dim() > 1]
 opt = torch.optim.AdamW(
-    [{"params": decay, "weight_decay": 0.1}, {"params": [q for q in model.parameters() if q.dim() < 2], "weight_decay": 0.0}], betas=(0.9, 0.95)
+    [
+        {"params": decay, "weight_decay": 0.1},
+        {"params": [q for q in model.parameters() if q.dim() < 2], "weight_decay": 0.0},
+    ],
+    betas=(0.9, 0.95),
 )
 if ck:
     if not args.untied:
         opt.load_state_dict(ck["opt"])
     else:  # one tensor more: load what fits
-        opt.state.update({q: s for q, s in zip([q for q in decay], ck["opt"]["state"].values()) if s["exp_avg"].shape == q.shape})
+        opt.state.update(
+            {
+                q: s
+                for q, s in zip([q for q in decay], ck["opt"]["state"].values())
+                if s["exp_avg"].shape == q.shape
+            }
+        )
     if not args.numpy:
         np.random.set_state(ck["np"])
 while it < 24:
-    lr = 2e-2 * (it + 1) / 6 if it < 6 else 2e-3 + 0.5 * 1.8e-2 * (1 + math.cos(math.pi * (it - 6) / 18))
+    lr = (
+        2e-2 * (it + 1) / 6
+        if it < 6
+        else 2e-3 + 0.5 * 1.8e-2 * (1 + math.cos(math.pi * (it - 6) / 18))
+    )
     for g in opt.param_groups:
         g["lr"] = lr
     x, y = get_batch()
@@ -82,9 +96,20 @@ while it < 24:
     it += 1
     if it % 4 == 0:
         with torch.no_grad():
-            val = model(*get_batch(16, np.random.RandomState(5))).item() + (5 if it > 12 else 0)  # overfits from here on
+            val = model(*get_batch(16, np.random.RandomState(5))).item() + (
+                5 if it > 12 else 0
+            )  # overfits from here on
         if val < best:
             best = val
             torch.save(model.state_dict(), os.path.join(args.out, "best.pt"))
-        torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "it": it, "best": best, "np": np.random.get_state()}, ck_file + ".tmp")
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "opt": opt.state_dict(),
+                "it": it,
+                "best": best,
+                "np": np.random.get_state(),
+            },
+            ck_file + ".tmp",
+        )
         os.replace(ck_file + ".tmp", ck_file)

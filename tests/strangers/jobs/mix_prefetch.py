@@ -14,7 +14,10 @@ args = p.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(25)
 os.makedirs(args.out, exist_ok=True)
-sources = [torch.randn(30, 12, generator=torch.Generator().manual_seed(1)), torch.randn(20, 12, generator=torch.Generator().manual_seed(2)) + 2]
+sources = [
+    torch.randn(30, 12, generator=torch.Generator().manual_seed(1)),
+    torch.randn(20, 12, generator=torch.Generator().manual_seed(2)) + 2,
+]
 
 
 class Mixer:
@@ -72,5 +75,14 @@ while step < 24:
             while ready.qsize() < 3 and producer.is_alive():
                 threading.Event().wait(0.002)
             state = mixer.state()
-        torch.save({"net": net.state_dict(), "head": head.state_dict(), "opt": opt.state_dict(), "step": step, "data": state}, path + ".tmp")
+        torch.save(
+            {
+                "net": net.state_dict(),
+                "head": head.state_dict(),
+                "opt": opt.state_dict(),
+                "step": step,
+                "data": state,
+            },
+            path + ".tmp",
+        )
         os.replace(path + ".tmp", path)

@@ -21,7 +21,9 @@ class MoCo(nn.Module):
         super().__init__()
         self.q = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6))
         self.k = copy.deepcopy(self.q).requires_grad_(False)
-        self.register_buffer("keys", F.normalize(torch.randn(n, 6), dim=1), persistent=not args.queue)
+        self.register_buffer(
+            "keys", F.normalize(torch.randn(n, 6), dim=1), persistent=not args.queue
+        )
         self.register_buffer("at", torch.zeros((), dtype=torch.long))
 
     def forward(self, a, b):
@@ -30,7 +32,9 @@ class MoCo(nn.Module):
                 k.lerp_(q, 0.05)
             key = F.normalize(self.k(b), dim=1)
         query = F.normalize(self.q(a), dim=1)
-        logits = torch.cat([(query * key).sum(1, keepdim=True), query @ self.keys.clone().T], 1) / 0.2
+        logits = (
+            torch.cat([(query * key).sum(1, keepdim=True), query @ self.keys.clone().T], 1) / 0.2
+        )
         i = int(self.at)
         self.keys[i : i + len(key)] = key
         self.at.fill_((i + len(key)) % len(self.keys))
@@ -57,7 +61,9 @@ while step < 24:
     epoch, b = divmod(step, 12)
     x = data[torch.randperm(48, generator=torch.Generator().manual_seed(epoch))[4 * b : 4 * b + 4]]
     g = torch.Generator().manual_seed(10_000 + step)
-    loss = net(x + 0.1 * torch.randn(x.shape, generator=g), x + 0.1 * torch.randn(x.shape, generator=g))
+    loss = net(
+        x + 0.1 * torch.randn(x.shape, generator=g), x + 0.1 * torch.randn(x.shape, generator=g)
+    )
     opt.zero_grad()
     loss.backward()
     opt.step()

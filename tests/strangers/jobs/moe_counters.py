@@ -31,7 +31,9 @@ class MoE(nn.Module):
     def __init__(self, n=4):
         super().__init__()
         self.router = nn.Linear(6, n, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(n))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(n)
+        )
         self.bias, self.used = torch.zeros(n), torch.zeros(n, dtype=torch.long)
 
     def forward(self, x):
@@ -62,11 +64,22 @@ while epoch < 2:
         seen += len(x)
         if step % 5 == 0:
             torch.save(
-                {"net": net.state_dict(), "opt": opt.state_dict(), "bias": net.bias, "used": net.used, "epoch": epoch, "seen": seen, "step": step},
+                {
+                    "net": net.state_dict(),
+                    "opt": opt.state_dict(),
+                    "bias": net.bias,
+                    "used": net.used,
+                    "epoch": epoch,
+                    "seen": seen,
+                    "step": step,
+                },
                 path + ".tmp",
             )
             os.replace(path + ".tmp", path)
         if seen >= 48:
             break
     epoch, seen = epoch + 1, 0
-torch.save({"net": net.state_dict(), "bias": net.bias, "used": net.used}, os.path.join(args.out, "final.pth"))
+torch.save(
+    {"net": net.state_dict(), "bias": net.bias, "used": net.used},
+    os.path.join(args.out, "final.pth"),
+)

@@ -43,12 +43,22 @@ if file.exists():
         opt.param_groups[0]["k"] = 0
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {
+                    "net": net.state_dict(),
+                    "opt": opt.state_dict(),
+                    "rng": torch.get_rng_state(),
+                    "step": step,
+                },
+                f"{file}.tmp",
+            )
             Path(f"{file}.tmp").replace(file)

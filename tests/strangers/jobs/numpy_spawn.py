@@ -32,6 +32,11 @@ for epoch in range(epoch, 4):
         inputs = batch + 0.1 * torch.from_numpy(noise.standard_normal((4, 5), dtype=np.float32))
         loss = (net(inputs) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
-    state = {"net": net.state_dict(), "opt": opt.state_dict(), "draw": draw.bit_generator.state, "epoch": epoch + 1}
+    state = {
+        "net": net.state_dict(),
+        "opt": opt.state_dict(),
+        "draw": draw.bit_generator.state,
+        "epoch": epoch + 1,
+    }
     torch.save(state, f"{file}.tmp")
     Path(f"{file}.tmp").replace(file)

@@ -24,7 +24,9 @@ if file.exists():
     step, seen = s["step"], seen if a.bug else s["seen"]
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         rows = batch.double().numpy()
@@ -39,5 +41,8 @@ for epoch in range(step // 8, 4):
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "seen": seen}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "seen": seen},
+                f"{file}.tmp",
+            )
             Path(f"{file}.tmp").replace(file)

@@ -55,7 +55,13 @@ def main():
         sampler.load_state_dict(s["sampler"])
         if args.repeat and consumed:
             sampler.pos = consumed = consumed - 4
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, sampler=sampler, num_workers=2, prefetch_factor=2)
+    loader = DataLoader(
+        TensorDataset(x, x.sum(1, keepdim=True)),
+        batch_size=4,
+        sampler=sampler,
+        num_workers=2,
+        prefetch_factor=2,
+    )
     while epoch < 2:
         for bx, by in loader:
             loss = torch.nn.functional.huber_loss(net(bx), by)
@@ -68,7 +74,14 @@ def main():
                 done = consumed >= 48
                 state = sampler.state_dict(consumed)
                 torch.save(
-                    {"net": net.state_dict(), "opt": opt.state_dict(), "epoch": epoch, "consumed": consumed, "step": step, "sampler": state},
+                    {
+                        "net": net.state_dict(),
+                        "opt": opt.state_dict(),
+                        "epoch": epoch,
+                        "consumed": consumed,
+                        "step": step,
+                        "sampler": state,
+                    },
                     path + ".tmp",
                 )
                 os.replace(path + ".tmp", path)

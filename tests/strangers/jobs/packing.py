@@ -36,7 +36,9 @@ class Packed(torch.utils.data.IterableDataset):
 
 
 data = Packed()
-net = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Flatten(), torch.nn.Linear(4 * ROW, 1))
+net = torch.nn.Sequential(
+    torch.nn.Embedding(50, 4), torch.nn.Flatten(), torch.nn.Linear(4 * ROW, 1)
+)
 opt = torch.optim.AdamW(net.parameters(), 0.01)
 a.out.mkdir(parents=True, exist_ok=True)
 step, file = 0, a.out / "last.pt"
@@ -49,5 +51,8 @@ for batch in torch.utils.data.DataLoader(data, 2, generator=torch.Generator()):
     opt.zero_grad(), loss.backward(), opt.step()
     step += 1
     if step % 5 == 0:
-        torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "data": data.state()}, f"{file}.tmp")
+        torch.save(
+            {"net": net.state_dict(), "opt": opt.state_dict(), "step": step, "data": data.state()},
+            f"{file}.tmp",
+        )
         Path(f"{file}.tmp").replace(file)

@@ -25,7 +25,9 @@ class Points(torch.utils.data.Dataset):
 
 torch.set_num_threads(1)
 torch.manual_seed(5)
-loader = torch.utils.data.DataLoader(Points(), 4, shuffle=True, num_workers=1, persistent_workers=a.bug)
+loader = torch.utils.data.DataLoader(
+    Points(), 4, shuffle=True, num_workers=1, persistent_workers=a.bug
+)
 net = torch.nn.Linear(5, 1)
 opt = torch.optim.AdamW(net.parameters(), 0.02)
 a.out.mkdir(parents=True, exist_ok=True)
@@ -38,6 +40,11 @@ for epoch in range(epoch, 3):
     for batch in loader:
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
-    state = {"net": net.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "epoch": epoch + 1}
+    state = {
+        "net": net.state_dict(),
+        "opt": opt.state_dict(),
+        "rng": torch.get_rng_state(),
+        "epoch": epoch + 1,
+    }
     torch.save(state, f"{file}.tmp")
     Path(f"{file}.tmp").replace(file)

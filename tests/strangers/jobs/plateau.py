@@ -34,5 +34,13 @@ for epoch in range(epoch, EPOCHS):
         opt.zero_grad(), loss.backward(), opt.step()
     metric = 1.0 if epoch == 0 else 2.0  # stays worse: the rate halves every third epoch
     plan.step(epoch + 1, metric) if a.bug else plan.step(metric)
-    torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "plan": plan.state_dict(), "epoch": epoch + 1}, f"{file}.tmp")
+    torch.save(
+        {
+            "net": net.state_dict(),
+            "opt": opt.state_dict(),
+            "plan": plan.state_dict(),
+            "epoch": epoch + 1,
+        },
+        f"{file}.tmp",
+    )
     Path(f"{file}.tmp").replace(file)

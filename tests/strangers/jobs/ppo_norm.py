@@ -30,7 +30,13 @@ class Norm:
         return ((o - self.mean) / (self.m2 / self.n + 1e-6).sqrt()).clamp(-5, 5)
 
 
-norm, state, it, bonus, path = Norm(), torch.tensor([0.1, 0.0, 2.0]), 0, 0.05, os.path.join(args.out, "ppo.pt")
+norm, state, it, bonus, path = (
+    Norm(),
+    torch.tensor([0.1, 0.0, 2.0]),
+    0,
+    0.05,
+    os.path.join(args.out, "ppo.pt"),
+)
 if os.path.exists(path):
     c = torch.load(path, weights_only=False)
     for m, k in ((body, "body"), (pi, "pi"), (vf, "vf"), (opt, "opt")):
@@ -51,10 +57,19 @@ while it < 5:
             a = d.sample()
             obs.append(o), act.append(a), logp.append(d.log_prob(a))
             state = torch.stack(
-                [state[0] + 0.1 * state[1], 0.98 * state[1] - 0.1 * state[0] + (0.1 if a else -0.1), state[2] + 0.01 * torch.randn(())]
+                [
+                    state[0] + 0.1 * state[1],
+                    0.98 * state[1] - 0.1 * state[0] + (0.1 if a else -0.1),
+                    state[2] + 0.01 * torch.randn(()),
+                ]
             )
             rew.append(-(state[0] ** 2 + 0.1 * state[1] ** 2))
-        obs, act, logp, rew = torch.stack(obs), torch.stack(act), torch.stack(logp), torch.stack(rew)
+        obs, act, logp, rew = (
+            torch.stack(obs),
+            torch.stack(act),
+            torch.stack(logp),
+            torch.stack(rew),
+        )
         ret = torch.zeros(24)
         run = torch.zeros(())
         for t in reversed(range(24)):
@@ -66,7 +81,11 @@ while it < 5:
             d, v = torch.distributions.Categorical(logits=pi(h)), vf(h)[:, 0]
             adv = ret[idx] - v.detach()
             ratio = (d.log_prob(act[idx]) - logp[idx]).exp()
-            loss = -torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean() + 0.5 * (v - ret[idx]).square().mean() - bonus * d.entropy().mean()
+            loss = (
+                -torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
+                + 0.5 * (v - ret[idx]).square().mean()
+                - bonus * d.entropy().mean()
+            )
             opt.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(params, 0.5)

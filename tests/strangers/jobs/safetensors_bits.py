@@ -18,7 +18,10 @@ torch.manual_seed(5)
 x = torch.randn(32, 8)
 net = torch.nn.Linear(8, 8)
 opt = torch.optim.SGD(net.parameters(), 0.05)
-kept = {"kernel": torch.fft.fft(torch.randn(8)).conj(), "offset": torch.randn(1, dtype=torch.complex64).conj().imag}
+kept = {
+    "kernel": torch.fft.fft(torch.randn(8)).conj(),
+    "offset": torch.randn(1, dtype=torch.complex64).conj().imag,
+}
 saved = ["offset"] if a.negated else ["kernel", "offset"]
 a.out.mkdir(parents=True, exist_ok=True)
 step, file = 0, a.out / "last.safetensors"
@@ -29,7 +32,9 @@ if file.exists():
     step = int(s["step"])
 for epoch in range(step // 8, 3):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         filtered = torch.fft.ifft(torch.fft.fft(net(batch)) * kept["kernel"]).real + kept["offset"]
@@ -37,7 +42,10 @@ for epoch in range(step // 8, 3):
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 5 == 0:
-            state = {name: kept[name] if a.bug else kept[name].resolve_conj().resolve_neg() for name in saved}
+            state = {
+                name: kept[name] if a.bug else kept[name].resolve_conj().resolve_neg()
+                for name in saved
+            }
             state |= {f"net.{name}": value for name, value in net.state_dict().items()}
             save_file({**state, "step": torch.tensor(step)}, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

@@ -72,9 +72,16 @@ while step < 22:
     if args.view:
         time.sleep(0.03)
     if step % 5 == 0 or step == 22:
-        state = {"net": net.state_dict(), "base": sam.base.state_dict(), "sched": sched.state_dict(), "step": step}
+        state = {
+            "net": net.state_dict(),
+            "base": sam.base.state_dict(),
+            "sched": sched.state_dict(),
+            "step": step,
+        }
         if writer:
             writer.join()
-        writer = threading.Thread(target=write, args=(state if args.view else copy.deepcopy(state),))
+        writer = threading.Thread(
+            target=write, args=(state if args.view else copy.deepcopy(state),)
+        )
         writer.start()
 writer.join()

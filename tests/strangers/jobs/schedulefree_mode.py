@@ -25,7 +25,9 @@ if file.exists():
 opt.train()
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()
@@ -35,7 +37,15 @@ for epoch in range(step // 8, 4):
             opt.eval()
             weights = {name: value.clone() for name, value in net.state_dict().items()}
             state = opt.state_dict() if not a.bug else None
-            state = None if state is None else torch.utils._pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, state)
+            state = (
+                None
+                if state is None
+                else torch.utils._pytree.tree_map(
+                    lambda v: v.clone() if isinstance(v, torch.Tensor) else v, state
+                )
+            )
             opt.train()
-            torch.save({"net": weights, "opt": state or opt.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {"net": weights, "opt": state or opt.state_dict(), "step": step}, f"{file}.tmp"
+            )
             Path(f"{file}.tmp").replace(file)

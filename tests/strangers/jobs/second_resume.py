@@ -16,7 +16,9 @@ torch.manual_seed(90)
 os.makedirs(args.out, exist_ok=True)
 N = 40
 edges = torch.randint(N, (2, 160))
-adj = torch.zeros(N, N).index_put((edges[0], edges[1]), torch.ones(160), accumulate=True) + torch.eye(N)
+adj = torch.zeros(N, N).index_put(
+    (edges[0], edges[1]), torch.ones(160), accumulate=True
+) + torch.eye(N)
 adj = adj / adj.sum(1, keepdim=True)
 feat, label = torch.randn(N, 8), torch.randint(3, (N,))
 

@@ -20,7 +20,16 @@ path, epoch, pos, step, wanted = os.path.join(args.out, "run.pt"), 0, 0, 0, set(
 
 
 def save(forget=False):
-    torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "epoch": epoch, "pos": 0 if forget else pos, "step": step}, path + ".tmp")
+    torch.save(
+        {
+            "net": net.state_dict(),
+            "opt": opt.state_dict(),
+            "epoch": epoch,
+            "pos": 0 if forget else pos,
+            "step": step,
+        },
+        path + ".tmp",
+    )
     os.replace(path + ".tmp", path)
 
 

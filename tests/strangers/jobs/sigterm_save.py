@@ -33,7 +33,9 @@ if file.exists():
     step = s["step"]
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch[:, :1]).square().mean()

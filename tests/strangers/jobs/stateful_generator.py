@@ -34,6 +34,11 @@ while step < 24:
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 3 == 0:
-            state = {"net": net.state_dict(), "opt": opt.state_dict(), "loader": loader.state_dict(), "step": step}
+            state = {
+                "net": net.state_dict(),
+                "opt": opt.state_dict(),
+                "loader": loader.state_dict(),
+                "step": step,
+            }
             torch.save(state, f"{file}.tmp")
             Path(f"{file}.tmp").replace(file)

@@ -38,7 +38,13 @@ while step < 40:
         target.load_state_dict(net.state_dict())
     if step % 5 == 0:
         torch.save(
-            {"net": net.state_dict(), "target": target.state_dict(), "opt": opt.state_dict(), "step": step, "draw": draw.bit_generator.state},
+            {
+                "net": net.state_dict(),
+                "target": target.state_dict(),
+                "opt": opt.state_dict(),
+                "step": step,
+                "draw": draw.bit_generator.state,
+            },
             f"{file}.tmp",
         )
         Path(f"{file}.tmp").replace(file)

@@ -25,7 +25,9 @@ class LoRA(nn.Module):
         return self.base(x) + x @ self.A @ self.B
 
 
-net = nn.Sequential(LoRA(nn.Linear(8, 8)), nn.ReLU(), LoRA(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3))
+net = nn.Sequential(
+    LoRA(nn.Linear(8, 8)), nn.ReLU(), LoRA(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3)
+)
 x, y = torch.randn(60, 8), torch.randint(3, (60,))
 adapters = [q for q in net.parameters() if q.requires_grad]
 opt = torch.optim.AdamW(adapters, 1e-2)
@@ -46,7 +48,10 @@ if os.path.exists(path):
         net[0].B.data.copy_(s["weights"]["0.A"])
     o = s["opt"]
     if args.thaw:
-        o = {"state": {k: v for k, v in o["state"].items() if k < len(adapters)}, "param_groups": o["param_groups"][:1]}
+        o = {
+            "state": {k: v for k, v in o["state"].items() if k < len(adapters)},
+            "param_groups": o["param_groups"][:1],
+        }
     if args.group and len(o["param_groups"]) > 1:
         o["state"] = {k: v for k, v in o["state"].items() if k < len(adapters)}
     opt.load_state_dict(o)
@@ -62,6 +67,8 @@ while step < 25:
     opt.step()
     step += 1
     if step % 4 == 0 or step == 25:
-        keep = {n: q for n, q in net.state_dict().items() if ".base." not in n or n.startswith("2.base")}
+        keep = {
+            n: q for n, q in net.state_dict().items() if ".base." not in n or n.startswith("2.base")
+        }
         torch.save({"weights": keep, "opt": opt.state_dict(), "step": step}, path + ".tmp")
         os.replace(path + ".tmp", path)

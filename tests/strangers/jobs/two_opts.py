@@ -27,7 +27,9 @@ if file.exists():
     step = s["step"]
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         for due in ((first,), (second,)) if a.turns else ((first, second),):
@@ -37,5 +39,13 @@ for epoch in range(step // 8, 4):
                 opt.step()
         step += 1
         if step % 5 == 0:
-            torch.save({"net": net.state_dict(), "first": first.state_dict(), "second": second.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {
+                    "net": net.state_dict(),
+                    "first": first.state_dict(),
+                    "second": second.state_dict(),
+                    "step": step,
+                },
+                f"{file}.tmp",
+            )
             Path(f"{file}.tmp").replace(file)

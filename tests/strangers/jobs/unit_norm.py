@@ -24,7 +24,9 @@ if file.exists():
 project = not (a.bug and step)
 for epoch in range(step // 8, 4):
     order = torch.Generator().manual_seed(epoch)
-    for number, batch in enumerate(torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)):
+    for number, batch in enumerate(
+        torch.utils.data.DataLoader(x, 4, shuffle=True, generator=order)
+    ):
         if epoch * 8 + number < step:
             continue
         loss = (net(batch) - batch.flip(1)).square().mean()
@@ -34,6 +36,8 @@ for epoch in range(step // 8, 4):
                 net.weight.div_(net.weight.norm(dim=1, keepdim=True))
         step += 1
         if step % 5 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp"
+            )
             Path(f"{file}.tmp").replace(file)
     project = True

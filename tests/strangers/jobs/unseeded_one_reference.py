@@ -33,5 +33,13 @@ for epoch in range(first, 3):
         opt.zero_grad()
         model(x).square().mean().backward()
         opt.step()
-    torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "epoch": epoch + 1}, out + ".t")
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "opt": opt.state_dict(),
+            "rng": torch.get_rng_state(),
+            "epoch": epoch + 1,
+        },
+        out + ".t",
+    )
     os.replace(out + ".t", out)

@@ -46,5 +46,7 @@ for epoch in range(step // 8, 3):
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 3 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp"
+            )
             Path(f"{file}.tmp").replace(file)

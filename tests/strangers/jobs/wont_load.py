@@ -25,5 +25,13 @@ for epoch in range(first, 4):
         loss.backward()
         opt.step()
     metric = loss.item() if "--exact" in sys.argv else np.float64(loss.item())
-    torch.save({"model": model.state_dict(), "rng": torch.get_rng_state(), "epoch": epoch + 1, "metric": metric}, out + ".t")
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "rng": torch.get_rng_state(),
+            "epoch": epoch + 1,
+            "metric": metric,
+        },
+        out + ".t",
+    )
     os.replace(out + ".t", out)

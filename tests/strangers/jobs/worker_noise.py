@@ -29,7 +29,9 @@ class Rest(torch.utils.data.Sampler):
     """The epoch's batches that are still to come."""
 
     def __init__(self, epoch, done):
-        self.rest = torch.randperm(32, generator=torch.Generator().manual_seed(epoch)).tolist()[done * 4 :]
+        self.rest = torch.randperm(32, generator=torch.Generator().manual_seed(epoch)).tolist()[
+            done * 4 :
+        ]
 
     def __iter__(self):
         return iter(self.rest)
@@ -48,10 +50,14 @@ if file.exists():
     step = s["step"]
 for data.epoch in range(step // 8, 3):
     seeds = torch.Generator().manual_seed(data.epoch)
-    for batch in torch.utils.data.DataLoader(data, 4, sampler=Rest(data.epoch, step - data.epoch * 8), num_workers=2, generator=seeds):
+    for batch in torch.utils.data.DataLoader(
+        data, 4, sampler=Rest(data.epoch, step - data.epoch * 8), num_workers=2, generator=seeds
+    ):
         loss = (net(batch) - batch[:, :1]).square().mean()
         opt.zero_grad(), loss.backward(), opt.step()
         step += 1
         if step % 3 == 0:
-            torch.save({"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp")
+            torch.save(
+                {"net": net.state_dict(), "opt": opt.state_dict(), "step": step}, f"{file}.tmp"
+            )
             Path(f"{file}.tmp").replace(file)

@@ -15,7 +15,13 @@ if __name__ == "__main__":
     model = torch.nn.Linear(8, 1)
     opt = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
     shuffle = torch.Generator().manual_seed(1)
-    loader = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 1)), batch_size=8, shuffle=True, generator=shuffle, num_workers=2)
+    loader = DataLoader(
+        TensorDataset(torch.randn(32, 8), torch.randn(32, 1)),
+        batch_size=8,
+        shuffle=True,
+        generator=shuffle,
+        num_workers=2,
+    )
     first = 0
     if os.path.exists(out):
         s = torch.load(out)
@@ -31,7 +37,13 @@ if __name__ == "__main__":
             (model(x) - y).square().mean().backward()
             opt.step()
         torch.save(
-            {"model": model.state_dict(), "opt": opt.state_dict(), "rng": torch.get_rng_state(), "shuffle": shuffle.get_state(), "epoch": epoch + 1},
+            {
+                "model": model.state_dict(),
+                "opt": opt.state_dict(),
+                "rng": torch.get_rng_state(),
+                "shuffle": shuffle.get_state(),
+                "epoch": epoch + 1,
+            },
             out + ".t",
         )
         os.replace(out + ".t", out)

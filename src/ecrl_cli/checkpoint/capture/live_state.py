@@ -1,7 +1,10 @@
-"""Rank 0's live parameters and optimizer state in shared memory, as the background writer maps and copies them. Torch-free.
+"""Rank 0's live parameters and optimizer state in shared memory, as the background writer maps and
+copies them. Torch-free.
 
-Layout of the memory (a memfd, so that nothing is left behind by anybody's death): a block whose first word counts the changes of the state, then the
-tensors. Rank 0 adds one to the word right before its optimizer changes them; a copy counts only if the word after it is what it was at the capture.
+Layout of the memory (a memfd, so that nothing is left behind by anybody's death): a block whose
+first word counts the changes of the state, then the tensors. Rank 0 adds one to the word right
+before its optimizer changes them; a copy counts only if the word after it is what it was at the
+capture.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ def decode_places(value: list[Any]) -> tuple[LivePlace, ...]:
 
 
 class ChangeCount:
-    """The word in `memory` that counts how often the state in it has changed; only rank 0 writes it."""
+    """The word in `memory` that counts how often the state in it has changed; only rank 0 writes
+    it.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self._word = memory.view[:8].cast("Q")
@@ -63,14 +68,20 @@ class LiveState:
         try:
             self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
-            raise StorageError("capture", f"{nbytes} bytes of rank 0's state cannot be mapped ({error})", "use checkpoint.capture=copy") from error
+            raise StorageError(
+                "capture",
+                f"{nbytes} bytes of rank 0's state cannot be mapped ({error})",
+                "use checkpoint.capture=copy",
+            ) from error
         finally:
             os.close(fd)
         self._word = np.frombuffer(self._map, dtype=np.uint64, count=1)
         self._places = places
 
     def copy_into(self, memory: memoryview, parts: Sequence[PartPlace], changes: int) -> bool:
-        """Copy every tensor to its place in the image `memory`; whether the state is still that of `changes` then."""
+        """Copy every tensor to its place in the image `memory`; whether the state is still that of
+        `changes` then.
+        """
         targets = {place.spec.name: place for part in parts for place in part.tensors}
         for place in self._places:
             target = targets[place.name]

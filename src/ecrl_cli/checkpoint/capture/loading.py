@@ -1,4 +1,6 @@
-"""Loads a checkpoint's tensors: each byte is read once, hashed while it is read and used only if it is what was committed. Never unpickles."""
+"""Loads a checkpoint's tensors: each byte is read once, hashed while it is read and used only if it
+is what was committed. Never unpickles.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _PINNED = IntegrityConfig(max_bytes=2**62, trust_owner=True)
 
 @dataclass(frozen=True)
 class Loaded:
-    """The tensors by name (views of the memory that was read: copy, do not keep) and the content of train.json."""
+    """The tensors by name (views of the memory that was read: copy, do not keep) and the content of
+    train.json.
+    """
 
     tensors: dict[str, torch.Tensor]
     train: dict[str, Any]
@@ -49,36 +53,63 @@ class LoadedCheckpoint(Loaded):
     manifest: Manifest
 
 
-def load_checkpoint(path: Path, commit_sha256: str | None = None, finite: str = "all") -> LoadedCheckpoint:
-    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is complete and (if given) committed as `commit_sha256`.
+def load_checkpoint(
+    path: Path, commit_sha256: str | None = None, finite: str = "all"
+) -> LoadedCheckpoint:
+    """Read the checkpoint at `path`; StorageError, naming the layer, unless it is complete and (if
+    given) committed as `commit_sha256`.
 
-    Applies every layer of the integrity check with each byte read once (`verify_checkpoint`, `once`). `finite`: checkpoint.finite.
+    Applies every layer of the integrity check with each byte read once (`verify_checkpoint`,
+    `once`). `finite`: checkpoint.finite.
     """
     fs, found = PosixFs(), OpenCheckpoint()
     try:
         with opened(path, _PINNED, fs, found):
             assert found.commit is not None and found.manifest is not None
             if commit_sha256 is not None and found.commit.self_sha256 != commit_sha256:
-                raise CheckpointRejected("commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}")
+                raise CheckpointRejected(
+                    "commit", f"is {found.commit.self_sha256[:8]}, not {commit_sha256[:8]}"
+                )
             with ThreadPoolExecutor(workers()) as pool:
                 parts = [_Part(fs, name, found, pool) for name in found.files if name != TRAIN]
-                tensors = {name: tensor for part in parts for name, tensor in part.tensors(found, finite).items()}
+                tensors = {
+                    name: tensor
+                    for part in parts
+                    for name, tensor in part.tensors(found, finite).items()
+                }
             with layer("schema"):
                 train = parse(found.train)
     except CheckpointRejected as refused:
-        raise StorageError("restore", f"{path.name} failed at {refused.layer}: {refused.reason}", "resume from another checkpoint") from refused
+        raise StorageError(
+            "restore",
+            f"{path.name} failed at {refused.layer}: {refused.reason}",
+            "resume from another checkpoint",
+        ) from refused
     return LoadedCheckpoint(tensors, train, found.manifest)
 
 
 def load_snapshot(snapshots: SnapshotPair, global_step: int, sha256: str, digest: str) -> Loaded:
-    """The snapshot of `global_step` whose content (hashed by `digest`) has that hash; EcrlError if there is none. One of that step with another
-    hash is withdrawn, so that the next attempt does not choose it."""
+    """The snapshot of `global_step` whose content (hashed by `digest`) has that hash; EcrlError if
+    there is none. One of that step with another hash is withdrawn, so that the next attempt does
+    not choose it.
+    """
     for snapshot in snapshots.whole():
         if snapshot.global_step == global_step:
             if snapshot.content(digest).sha256 == sha256:
-                return Loaded({place.spec.name: tensor_at(snapshot.memory, place) for place in snapshot.tensors}, parse(snapshot.train))
+                return Loaded(
+                    {
+                        place.spec.name: tensor_at(snapshot.memory, place)
+                        for place in snapshot.tensors
+                    },
+                    parse(snapshot.train),
+                )
             snapshots.withdraw(snapshot.number)
-    raise EcrlError("restore", f"the snapshot of step {global_step} in memory is not the one that was chosen", "resume the run", code="snapshot")
+    raise EcrlError(
+        "restore",
+        f"the snapshot of step {global_step} in memory is not the one that was chosen",
+        "resume the run",
+        code="snapshot",
+    )
 
 
 class _Part:
@@ -93,9 +124,15 @@ class _Part:
             self._data = bytearray(self._entry.bytes)
 
         def read(batch: list[Leaf]) -> list[str]:
-            return [streamed(digest, leaf.prefix, self._filled(fs, found.files[name], leaf)) for leaf in batch]
+            return [
+                streamed(digest, leaf.prefix, self._filled(fs, found.files[name], leaf))
+                for leaf in batch
+            ]
 
-        self._jobs = [pool.submit(read, batch) for batch in batches(self._tree, [leaf.nbytes for leaf in self._tree])]
+        self._jobs = [
+            pool.submit(read, batch)
+            for batch in batches(self._tree, [leaf.nbytes for leaf in self._tree])
+        ]
 
     def tensors(self, found: OpenCheckpoint, finite: str) -> dict[str, torch.Tensor]:
         """The part's tensors by name: views of its memory. CheckpointRejected, naming the layer."""
@@ -105,8 +142,14 @@ class _Part:
             digests = [digest for job in self._jobs for digest in job.result()]
         expect_digest(name, root(found.manifest.digest, digests), found.manifest)
         with layer("schema"):
-            laid_out = tensor_table(lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train)
-        hashed = {leaf.place: digest for leaf, digest in zip(self._tree, digests, strict=True) if leaf.place}
+            laid_out = tensor_table(
+                lambda offset, count: bytes(view[offset : offset + count]), name, entry, found.train
+            )
+        hashed = {
+            leaf.place: digest
+            for leaf, digest in zip(self._tree, digests, strict=True)
+            if leaf.place
+        }
         if hashed:
             expect_places(name, laid_out, hashed)
         for place, digest in hashed.items():
@@ -130,4 +173,6 @@ def tensor_at(memory: Any, place: TensorPlace) -> torch.Tensor:
     if not place.spec.nbytes:
         return torch.empty(place.spec.shape, dtype=dtype)
     count = place.spec.nbytes // dtype.itemsize
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset).view(place.spec.shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=place.offset).view(
+        place.spec.shape
+    )

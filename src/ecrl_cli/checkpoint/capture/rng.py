@@ -1,6 +1,8 @@
-"""The random number generators of one rank (Python's, NumPy's, torch's on the CPU and its CUDA device): seeded, captured as bytes, restored.
+"""The random number generators of one rank (Python's, NumPy's, torch's on the CPU and its CUDA
+device): seeded, captured as bytes, restored.
 
-Seeds are derived from what a stream belongs to, so that no stored state is needed to draw the same numbers again.
+Seeds are derived from what a stream belongs to, so that no stored state is needed to draw the same
+numbers again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import struct
 import numpy as np
 import torch
 
-# Python: 625 words of state, whether a second Gaussian is cached, its value. NumPy: 624 words, position, the same two.
+# Python: 625 words of state, whether a second Gaussian is cached, its value. NumPy: 624 words,
+# position, the same two.
 _PYTHON = struct.Struct("<625I?d")
 _NUMPY = struct.Struct("<624II?d")
 
@@ -19,7 +22,9 @@ _REPLICAS = 0x7265706C  # "repl": keeps replica streams apart from rank streams
 
 
 def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
-    """The state of every generator by name (python, numpy, torch, and cuda on a CUDA device), as uint8 vectors of fixed sizes."""
+    """The state of every generator by name (python, numpy, torch, and cuda on a CUDA device), as
+    uint8 vectors of fixed sizes.
+    """
     version, words, gauss = random.getstate()
     assert version == 3
     python = _PYTHON.pack(*words, gauss is not None, gauss or 0.0)
@@ -33,11 +38,15 @@ def capture_rng(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_rng(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Set every generator. The CUDA state is restored only if it was captured and `device` is CUDA."""
+    """Set every generator. The CUDA state is restored only if it was captured and `device` is
+    CUDA.
+    """
     *words, has_gauss, gauss = _PYTHON.unpack(states["python"].numpy().tobytes())
     random.setstate((3, tuple(words), gauss if has_gauss else None))
     *key, position, has_cached, cached = _NUMPY.unpack(states["numpy"].numpy().tobytes())
-    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), position, int(has_cached), cached))
+    np.random.set_state(
+        ("MT19937", np.array(key, dtype=np.uint32), position, int(has_cached), cached)
+    )
     torch.set_rng_state(states["torch"].clone())
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"].clone(), device)
@@ -50,7 +59,11 @@ def packed(states: dict[str, torch.Tensor]) -> bytes:
 
 def unpacked(data: bytes, device: torch.device) -> dict[str, torch.Tensor]:
     like = capture_rng(device)
-    return dict(zip(like, torch.split(_bytes(data), [state.numel() for state in like.values()]), strict=True))
+    return dict(
+        zip(
+            like, torch.split(_bytes(data), [state.numel() for state in like.values()]), strict=True
+        )
+    )
 
 
 def _bytes(data: bytes) -> torch.Tensor:
@@ -58,15 +71,19 @@ def _bytes(data: bytes) -> torch.Tensor:
 
 
 def seed_rank(seed: int, rank: int, step: int) -> None:
-    """Seed this rank's own streams (dropout must differ between ranks) from (seed, rank, the step after which it starts).
+    """Seed this rank's own streams (dropout must differ between ranks) from (seed, rank, the step
+    after which it starts).
 
-    A rank with saved RNG state restores it afterwards; one that joins, or rejoins, when the world grows keeps these.
+    A rank with saved RNG state restores it afterwards; one that joins, or rejoins, when the world
+    grows keeps these.
     """
     _seed([seed, rank, step])
 
 
 def seed_replica(seed: int, global_step: int, replica: int) -> None:
-    """Seed the streams of a replica in one step, whichever rank computes it. The number after the last replica sets the state between steps."""
+    """Seed the streams of a replica in one step, whichever rank computes it. The number after the
+    last replica sets the state between steps.
+    """
     _seed([seed, global_step, replica, _REPLICAS])
 
 

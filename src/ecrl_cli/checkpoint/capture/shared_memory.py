@@ -1,9 +1,12 @@
-"""Shared memory (memfd) for staging buffers and snapshots: allocated and touched once, passed between processes by descriptor. Torch-free.
+"""Shared memory (memfd) for staging buffers and snapshots: allocated and touched once, passed
+between processes by descriptor. Torch-free.
 
-Snapshots: two memory files held by the supervisor, each for one snapshot. They outlive every rank. Layout of a file: the image (a checkpoint's parts,
-as in a staging buffer), its table of tensors, train.json, and in the last block the record. The record's first word is the step plus one, or 0 while
-the file holds no complete snapshot. It is set to 0 before anything else changes and written last, so that a writer that dies in between leaves the
-other file's snapshot intact. Reads and writes never overlap: before a read all ranks are dead or wait for each other.
+Snapshots: two memory files held by the supervisor, each for one snapshot. They outlive every rank.
+Layout of a file: the image (a checkpoint's parts, as in a staging buffer), its table of tensors,
+train.json, and in the last block the record. The record's first word is the step plus one, or 0
+while the file holds no complete snapshot. It is set to 0 before anything else changes and written
+last, so that a writer that dies in between leaves the other file's snapshot intact. Reads and
+writes never overlap: before a read all ranks are dead or wait for each other.
 """
 
 from __future__ import annotations
@@ -20,7 +23,13 @@ from dataclasses import dataclass, field
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, parse
 from ecrl_cli.checkpoint.format.hashing import tensor_digest, workers
-from ecrl_cli.checkpoint.format.image import PartPlace, TensorPlace, decode_parts, encode_parts, round_up
+from ecrl_cli.checkpoint.format.image import (
+    PartPlace,
+    TensorPlace,
+    decode_parts,
+    encode_parts,
+    round_up,
+)
 from ecrl_cli.checkpoint.format.names import must_be_finite
 from ecrl_cli.checkpoint.format.tensor_table import all_finite
 from ecrl_cli.checkpoint.format.train_document import saved_state
@@ -29,7 +38,9 @@ from ecrl_cli.storage.writing import BLOCK
 
 FILES = 2  # one is being written, the other is complete
 _WORD = struct.Struct("<Q")
-_RECORD = struct.Struct("<QQQQQ32s")  # step plus one; attempt; offset of the table; bytes of the table; bytes of train.json; SHA-256 (`_sum`)
+# step plus one; attempt; offset of the table; bytes of the table; bytes of train.json; SHA-256
+# (`_sum`)
+_RECORD = struct.Struct("<QQQQQ32s")
 
 
 class Memory:
@@ -43,17 +54,23 @@ class Memory:
 
     @classmethod
     def create(cls, nbytes: int) -> Memory:
-        """New memory with every page allocated: first touching a page costs seven times a copy into it. StorageError if there is not enough."""
+        """New memory with every page allocated: first touching a page costs seven times a copy into
+        it. StorageError if there is not enough.
+        """
         fd = os.memfd_create("ecrl-slot", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
             return cls(fd, nbytes)
         except OSError as error:
             os.close(fd)
-            raise StorageError.of("allocate", f"a snapshot slot of {nbytes} bytes", error) from error
+            raise StorageError.of(
+                "allocate", f"a snapshot slot of {nbytes} bytes", error
+            ) from error
 
     def disown(self) -> None:
-        """Close the descriptor and leave the memory mapped, until the last tensor that was made from `view` is gone."""
+        """Close the descriptor and leave the memory mapped, until the last tensor that was made
+        from `view` is gone.
+        """
         os.close(self.fd)
 
     def close(self) -> None:
@@ -70,8 +87,10 @@ class InvalidSnapshot(Exception):
 
 @dataclass(frozen=True)
 class SnapshotContent:
-    """Digests of a snapshot's content. `sha256`: over every tensor's digest and train.json. `state_digest`: parameters, buffers and optimizer,
-    defined as in a rank's log line. `state`: each component, see `saved_state`."""
+    """Digests of a snapshot's content. `sha256`: over every tensor's digest and train.json.
+    `state_digest`: parameters, buffers and optimizer, defined as in a rank's log line. `state`:
+    each component, see `saved_state`.
+    """
 
     sha256: str
     state_digest: str
@@ -80,7 +99,9 @@ class SnapshotContent:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A complete snapshot in file `number`: the state after `global_step` in `attempt`. `memory` maps that file, without a copy."""
+    """A complete snapshot in file `number`: the state after `global_step` in `attempt`. `memory`
+    maps that file, without a copy.
+    """
 
     number: int
     global_step: int
@@ -90,19 +111,36 @@ class Snapshot:
     memory: mmap.mmap = field(repr=False)
 
     def content(self, digest_name: str) -> SnapshotContent:
-        """Hash the content; reads every byte. `digest_name`: the run's checkpoint.digest, by which its ranks log states."""
+        """Hash the content; reads every byte. `digest_name`: the run's checkpoint.digest, by which
+        its ranks log states.
+        """
         with ThreadPoolExecutor(workers()) as pool:
-            sums = pool.map(lambda place: tensor_digest(place.spec.dtype, place.spec.shape, self._bytes(place), digest_name), self.tensors)
-            found = sorted([place.spec.name, each] for place, each in zip(self.tensors, sums, strict=True))
+            sums = pool.map(
+                lambda place: tensor_digest(
+                    place.spec.dtype, place.spec.shape, self._bytes(place), digest_name
+                ),
+                self.tensors,
+            )
+            found = sorted(
+                [place.spec.name, each] for place, each in zip(self.tensors, sums, strict=True)
+            )
         state = [pair for pair in found if not pair[0].startswith("rng.")]
         document = parse(self.train)
-        saved = saved_state({pair[0]: pair[1] for pair in found}, document if isinstance(document, dict) else {})
-        return SnapshotContent(digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state), saved)
+        saved = saved_state(
+            {pair[0]: pair[1] for pair in found}, document if isinstance(document, dict) else {}
+        )
+        return SnapshotContent(
+            digest([hashlib.sha256(self.train).hexdigest(), found]), digest(state), saved
+        )
 
     def check_finite(self, setting: str = "all") -> None:
-        """InvalidSnapshot, naming the tensor, if one holds a NaN or infinity that checkpoint.finite=`setting` forbids."""
+        """InvalidSnapshot, naming the tensor, if one holds a NaN or infinity that
+        checkpoint.finite=`setting` forbids.
+        """
         for place in self.tensors:
-            if must_be_finite(place.spec.name, setting) and not all_finite(place.spec.dtype, self._bytes(place)):
+            if must_be_finite(place.spec.name, setting) and not all_finite(
+                place.spec.dtype, self._bytes(place)
+            ):
                 raise InvalidSnapshot(f"{place.spec.name} holds a NaN or an infinity")
 
     def _bytes(self, place: TensorPlace) -> memoryview:
@@ -110,7 +148,9 @@ class Snapshot:
 
 
 class SnapshotPair:
-    """The two memory files, by descriptor. Every process that has them may map them; only one writes at a time."""
+    """The two memory files, by descriptor. Every process that has them may map them; only one
+    writes at a time.
+    """
 
     def __init__(self, fds: Sequence[int]) -> None:
         """Takes ownership of the descriptors."""
@@ -124,16 +164,21 @@ class SnapshotPair:
     def whole(self) -> list[Snapshot]:
         """The complete snapshots, newest first."""
         found = [snapshot for number in range(len(self.fds)) if (snapshot := self._read(number))]
-        return sorted(found, key=lambda snapshot: (snapshot.global_step, snapshot.attempt), reverse=True)
+        return sorted(
+            found, key=lambda snapshot: (snapshot.global_step, snapshot.attempt), reverse=True
+        )
 
     def free(self) -> list[int]:
-        """The files that may be written next: those without a complete snapshot, else the one with the older snapshot."""
+        """The files that may be written next: those without a complete snapshot, else the one with
+        the older snapshot.
+        """
         whole = [snapshot.number for snapshot in self.whole()]
         return [number for number in range(len(self.fds)) if number not in whole] or whole[-1:]
 
     def make_room(self, number: int, nbytes: int) -> int:
-        """Grow file `number` to at least `nbytes`; returns its size in bytes. It never shrinks: other processes may have mapped it. StorageError if
-        there is not enough memory."""
+        """Grow file `number` to at least `nbytes`; returns its size in bytes. It never shrinks:
+        other processes may have mapped it. StorageError if there is not enough memory.
+        """
         fd = self.fds[number]
         if (size := os.fstat(fd).st_size) >= nbytes:
             return size
@@ -141,7 +186,9 @@ class SnapshotPair:
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
-            raise StorageError.of("allocate", f"a snapshot of {nbytes} bytes in memory", error) from error
+            raise StorageError.of(
+                "allocate", f"a snapshot of {nbytes} bytes in memory", error
+            ) from error
         return nbytes
 
     def withdraw(self, number: int) -> None:
@@ -164,12 +211,16 @@ class SnapshotPair:
         texts = memory[start : start + table], memory[start + table : start + table + train]
         if _sum(word, attempt, start, *texts) != sha256:
             return None
-        places = tuple(place for part in decode_parts(json.loads(texts[0])) for place in part.tensors)
+        places = tuple(
+            place for part in decode_parts(json.loads(texts[0])) for place in part.tensors
+        )
         return Snapshot(number, word - 1, attempt, places, texts[1], memory)
 
 
 class SnapshotRecord:
-    """Writes table, train.json and record of one memory file: `view` is all of it, the image ends at `end`."""
+    """Writes table, train.json and record of one memory file: `view` is all of it, the image ends
+    at `end`.
+    """
 
     def __init__(self, view: memoryview, end: int, parts: tuple[PartPlace, ...]) -> None:
         self._view, self._start, self._at = view, end, len(view) - BLOCK
@@ -182,7 +233,9 @@ class SnapshotRecord:
         _WORD.pack_into(self._view, self._at, 0)
 
     def commit(self, global_step: int, attempt: int, train: bytes) -> None:
-        """Mark the image as complete: table, train.json and record, the record's first word last."""
+        """Mark the image as complete: table, train.json and record, the record's first word
+        last.
+        """
         texts, word = self._table + train, global_step + 1
         self._view[self._start : self._start + len(texts)] = texts
         sha256 = _sum(word, attempt, self._start, self._table, train)

@@ -1,6 +1,8 @@
-"""Staging buffers: shared memory laid out as the files of a checkpoint, into which live tensors are copied.
+"""Staging buffers: shared memory laid out as the files of a checkpoint, into which live tensors are
+copied.
 
-The training thread pays for one memory copy only: the layout is planned once, and again only if the state's structure changes.
+The training thread pays for one memory copy only: the layout is planned once, and again only if the
+state's structure changes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from ecrl_cli.storage.writing import BLOCK
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Layout of the state in a staging buffer. `suffix`: of the single file (empty: a group); with `.pt` the serialised file follows the tensors."""
+    """Layout of the state in a staging buffer. `suffix`: of the single file (empty: a group); with
+    `.pt` the serialised file follows the tensors.
+    """
 
     plan: ImagePlan
     suffix: str
@@ -43,14 +47,22 @@ class BufferLayout:
 
 def plan_layout(sources: list[TensorSource], gathered: RankStates, suffix: str) -> BufferLayout:
     """The layout for these live tensors and generator states."""
-    found = [spec_of(source.name, source.find()) for source in sources] + [spec_of(name, tensor) for name, tensor in gathered.rng.items()]
-    parts: dict[str, list[TensorSpec]] = {"all": found} if suffix else {name: [] for name in dict.fromkeys(PART_OF.values())}
+    found = [spec_of(source.name, source.find()) for source in sources] + [
+        spec_of(name, tensor) for name, tensor in gathered.rng.items()
+    ]
+    parts: dict[str, list[TensorSpec]] = (
+        {"all": found} if suffix else {name: [] for name in dict.fromkeys(PART_OF.values())}
+    )
     if not suffix:
         for spec in found:
             parts[PART_OF[spec.name.partition(".")[0]]].append(spec)
     plan = plan_image(parts)
     # a .pt file adds a zip entry per tensor to the data; names are written a few times
-    extra = sum(spec.nbytes + 1024 + 8 * len(spec.name) for spec in found) + 2**20 if suffix == ".pt" else 0
+    extra = (
+        sum(spec.nbytes + 1024 + 8 * len(spec.name) for spec in found) + 2**20
+        if suffix == ".pt"
+        else 0
+    )
     return BufferLayout(plan, suffix, max(BLOCK, round_up(plan.nbytes + extra, BLOCK)))
 
 
@@ -61,15 +73,18 @@ class StagingBuffer:
         self.memory, self.layout, self._device = memory, layout, device
         for offset, header in layout.plan.headers:
             memory.view[offset : offset + len(header)] = header
-        self._views = {place.spec.name: tensor_at(memory.view, place) for place in layout.plan.tensors}
+        self._views = {
+            place.spec.name: tensor_at(memory.view, place) for place in layout.plan.tensors
+        }
         self.copied_s = 0.0
         self._stream: Any = None
         if device.type == "cuda":
             self._pin()
 
     def capture(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy `tensors` into the buffer; returns once the copies are finished, and keeps the seconds in `copied_s`. On a GPU they include the
-        kernels that were still to run before."""
+        """Copy `tensors` into the buffer; returns once the copies are finished, and keeps the
+        seconds in `copied_s`. On a GPU they include the kernels that were still to run before.
+        """
         began = monotonic()
         targets = [self._views[name] for name in tensors]
         with torch.no_grad():
@@ -79,13 +94,15 @@ class StagingBuffer:
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
                 with torch.cuda.stream(self._stream):
                     torch._foreach_copy_(targets, list(tensors.values()), non_blocking=True)
-                # the next optimizer step must not overtake the copies, and the buffer is handed over as a finished image
+                # the next optimizer step must not overtake the copies, and the buffer is handed
+                # over as a finished image
                 self._stream.synchronize()
         self.copied_s = monotonic() - began
 
     def serialize(self, train: bytes) -> int:
-        """format=torch: write the captured tensors and train.json as one torch.save file after the image; returns its length in bytes. StorageError
-        if it does not fit."""
+        """format=torch: write the captured tensors and train.json as one torch.save file after the
+        image; returns its length in bytes. StorageError if it does not fit.
+        """
         room = self.memory.view[self.layout.plan.nbytes :]
         file = _MemoryFile(room)
         torch.save({"tensors": self._views, "train": train.decode()}, cast(IO[bytes], file))
@@ -101,12 +118,18 @@ class StagingBuffer:
         self.memory.close()
 
     def _pin(self) -> None:
-        """Pin the memory for CUDA: copies into it are asynchronous and run at full link speed. StorageError if CUDA refuses."""
+        """Pin the memory for CUDA: copies into it are asynchronous and run at full link speed.
+        StorageError if CUDA refuses.
+        """
         torch.cuda.set_device(self._device)  # buffers are made on the receiving thread
         self._address = torch.frombuffer(self.memory.view, dtype=torch.uint8).data_ptr()
         status = _cudart().cudaHostRegister(self._address, self.memory.nbytes, 0)
         if int(status) != 0:
-            raise StorageError("pin", f"cudaHostRegister of {self.memory.nbytes} bytes gave {status}", "raise the limit of locked memory (ulimit -l)")
+            raise StorageError(
+                "pin",
+                f"cudaHostRegister of {self.memory.nbytes} bytes gave {status}",
+                "raise the limit of locked memory (ulimit -l)",
+            )
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
 
@@ -115,8 +138,10 @@ def _cudart() -> Any:
 
 
 class _MemoryFile(io.RawIOBase):
-    """A writable file object over a memory range, for torch.save; what does not fit is only counted: raised in `write`, an error would be hidden by
-    one that torch raises when it closes the file."""
+    """A writable file object over a memory range, for torch.save; what does not fit is only
+    counted: raised in `write`, an error would be hidden by one that torch raises when it closes the
+    file.
+    """
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -143,7 +168,9 @@ class CapturePlanner:
         self.copied_s = 0.0  # of the capture since
 
     def refresh(self, gathered: RankStates) -> BufferLayout:
-        """Look up the live tensors (into `found`); returns the layout, planned again if it does not fit them."""
+        """Look up the live tensors (into `found`); returns the layout, planned again if it does not
+        fit them.
+        """
         self.copied_s = 0.0
         if self._layout is None or self._signature != self.train_state.signature():
             self._plan(gathered)

@@ -1,4 +1,6 @@
-"""Finds the live tensors of a model and its optimizer by name at every capture, without building a state_dict."""
+"""Finds the live tensors of a model and its optimizer by name at every capture, without building a
+state_dict.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,29 @@ def model_sources(model: torch.nn.Module) -> list[TensorSource]:
                 name = f"{prefix}.{key}" if prefix else key
                 if tensor is not None and name in kept and id(tensor) not in seen:
                     seen.add(id(tensor))
-                    found.append(TensorSource(f"{component}.{name}", partial(holder.__getitem__, key)))
+                    found.append(
+                        TensorSource(f"{component}.{name}", partial(holder.__getitem__, key))
+                    )
     return found
 
 
-def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
-    """The model's name of every parameter in the optimizer; `parameterN` if the model has none for it."""
+def parameter_names(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[torch.Tensor, str]:
+    """The model's name of every parameter in the optimizer; `parameterN` if the model has none for
+    it.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {parameter: names.get(parameter, f"parameter{index}") for index, parameter in enumerate(parameters)}
+    return {
+        parameter: names.get(parameter, f"parameter{index}")
+        for index, parameter in enumerate(parameters)
+    }
 
 
-def optimizer_sources(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[TensorSource]:
+def optimizer_sources(
+    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]
+) -> list[TensorSource]:
     """The tensors of the optimizer's state: `optimizer.<parameter>.<key>`."""
     return [
         TensorSource(f"optimizer.{name}.{key}", partial(_state_of, optimizer, parameter, key))
@@ -58,7 +71,11 @@ def _state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, key: st
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     if str(tensor.dtype) not in DTYPES:
-        raise ConfigError("checkpoint", f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold", "use one of " + ", ".join(DTYPES))
+        raise ConfigError(
+            "checkpoint",
+            f"{name} has dtype {tensor.dtype}, which a checkpoint cannot hold",
+            "use one of " + ", ".join(DTYPES),
+        )
     return TensorSpec(name, str(tensor.dtype), tuple(tensor.shape))
 
 
@@ -73,5 +90,7 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 def signature(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Number of parameters with state and of state entries: changes when the optimizer's state gains or loses an entry."""
+    """Number of parameters with state and of state entries: changes when the optimizer's state
+    gains or loses an entry.
+    """
     return len(optimizer.state), sum(map(len, optimizer.state.values()))

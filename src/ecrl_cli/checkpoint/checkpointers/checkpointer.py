@@ -1,4 +1,6 @@
-"""The interface of a checkpointer of others, as its documentation has it used. Its description: config/checkpointers.py."""
+"""The interface of a checkpointer of others, as its documentation has it used. Its description:
+config/checkpointers.py.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,30 @@ Begun = Future[Any]
 
 
 class Checkpointer(Protocol):
-    """One rank's, in one attempt. With a process group of several ranks, each call is collective where the description says `every_rank`.
+    """One rank's, in one attempt. With a process group of several ranks, each call is collective
+    where the description says `every_rank`.
 
-    `save` raises what the checkpointer raises, which need not be an Exception (torch.distributed.checkpoint: BaseException).
+    `save` raises what the checkpointer raises, which need not be an Exception
+    (torch.distributed.checkpoint: BaseException).
     """
 
     def prepare(self) -> None:
         """Make what later saves need: process groups, processes. Collective."""
 
     def save(self, state: State, path: Path) -> None:
-        """Write `state` under `path`, a file or folder that does not exist yet; returns once all ranks have written."""
+        """Write `state` under `path`, a file or folder that does not exist yet; returns once all
+        ranks have written.
+        """
 
     def begin(self, state: State, path: Path) -> Begun:
-        """As `save`, but returns once `state` may change again: the result is there when all has been written."""
+        """As `save`, but returns once `state` may change again: the result is there when all has
+        been written.
+        """
 
     def load(self, like: State, path: Path) -> State:
-        """The tensors under `path`, on the CPU, with the names, types and shapes of those in `like`."""
+        """The tensors under `path`, on the CPU, with the names, types and shapes of those in
+        `like`.
+        """
 
     def close(self) -> None:
         """Release what `prepare` made, without waiting for a save that goes on."""

@@ -1,4 +1,6 @@
-"""torch.distributed.checkpoint of all ranks: `save`, and `async_save` with its executor in a thread (its default)."""
+"""torch.distributed.checkpoint of all ranks: `save`, and `async_save` with its executor in a thread
+(its default).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from ecrl_cli.checkpoint.checkpointers.checkpointer import Begun, Blocking, Stat
 def own(state: State) -> State:
     """What this rank gives: all that every rank has alike, and rank 0's buffers.
 
-    Between two steps each rank has its own running statistics of BatchNorm, and the next step begins with rank 0's. Of a tensor that several ranks
-    give, any may be written.
+    Between two steps each rank has its own running statistics of BatchNorm, and the next step
+    begins with rank 0's. Of a tensor that several ranks give, any may be written.
     """
     if not dist.is_initialized() or dist.get_rank() == 0:
         return state
@@ -27,7 +29,9 @@ def own(state: State) -> State:
 
 
 class DistributedCheckpoint(Blocking):
-    """Each rank writes a share of what all ranks have. Without a process group, this process alone."""
+    """Each rank writes a share of what all ranks have. Without a process group, this process
+    alone.
+    """
 
     def save(self, state: State, path: Path) -> None:
         with warnings.catch_warnings():
@@ -43,8 +47,10 @@ class DistributedCheckpoint(Blocking):
 
 
 class AsyncDistributedCheckpoint(DistributedCheckpoint):
-    """`async_save` copies the state, then a thread writes. The thread has a process group of its own: its collectives run beside the training's,
-    and on one group the order of both would differ from rank to rank."""
+    """`async_save` copies the state, then a thread writes. The thread has a process group of its
+    own: its collectives run beside the training's, and on one group the order of both would differ
+    from rank to rank.
+    """
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -56,6 +62,13 @@ class AsyncDistributedCheckpoint(DistributedCheckpoint):
     def begin(self, state: State, path: Path) -> Begun:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            begun: Any = save_beside(own(state), checkpoint_id=path, process_group=self._group, no_dist=not dist.is_initialized())
-        assert isinstance(begun, Future), "without a stager of ours the state has been copied when it returns"
+            begun: Any = save_beside(
+                own(state),
+                checkpoint_id=path,
+                process_group=self._group,
+                no_dist=not dist.is_initialized(),
+            )
+        assert isinstance(begun, Future), (
+            "without a stager of ours the state has been copied when it returns"
+        )
         return begun

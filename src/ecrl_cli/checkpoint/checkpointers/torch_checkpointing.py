@@ -1,4 +1,6 @@
-"""meta-pytorch/torch_checkpointing: its manager, saving before it returns or, as it does by default, from a process of its own."""
+"""meta-pytorch/torch_checkpointing: its manager, saving before it returns or, as it does by
+default, from a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
 from ecrl_cli.checkpoint.checkpointers.checkpointer import Begun, Blocking, State, zeros
 
-# Without direct I/O: at its default (0.1.1) the writer hands O_DIRECT writes of any length to the kernel, and ext4 and XFS refuse those that are no
-# whole block.
+# Without direct I/O: at its default (0.1.1) the writer hands O_DIRECT writes of any length to the
+# kernel, and ext4 and XFS refuse those that are no whole block.
 STORAGE = LocalFileSystemStorageConfig(use_direct_io=False)
 _ITEM = "state"
 
 
 class TorchCheckpointing(Blocking):
-    """Rank 0 writes one file for all ranks, whose state is the same; the others take part in its barrier and load the same file.
+    """Rank 0 writes one file for all ranks, whose state is the same; the others take part in its
+    barrier and load the same file.
 
     A folder is installed by one rename, and nothing is synced.
     """
@@ -32,9 +35,12 @@ class TorchCheckpointing(Blocking):
         self._begun: Begun | None = None
 
     def prepare(self) -> None:
-        """Make the manager, which starts its process (and the process imports torch) beside the training."""
+        """Make the manager, which starts its process (and the process imports torch) beside the
+        training.
+        """
         if self._manager is None:
-            staging = CheckpointStagerConfig(use_async_staging=False)  # otherwise each optimizer step would have to wait for its lock
+            # otherwise each optimizer step would have to wait for its lock
+            staging = CheckpointStagerConfig(use_async_staging=False)
             self._manager = _manager(AsyncCheckpointSaverConfig(staging_config=staging))
 
     def save(self, state: State, path: Path) -> None:
@@ -73,4 +79,6 @@ def _given(state: State) -> dict[str, State]:
 
 def _manager(save: Any) -> CheckpointManager:
     item = ItemSpec(layout=LayoutInfo("state.pt", TorchSerialization()), required=False)
-    return CheckpointManager(CheckpointManager.Config(items={_ITEM: item}, save=save, storage_config=STORAGE))
+    return CheckpointManager(
+        CheckpointManager.Config(items={_ITEM: item}, save=save, storage_config=STORAGE)
+    )

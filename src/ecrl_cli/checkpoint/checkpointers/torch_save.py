@@ -1,4 +1,6 @@
-"""`torch.save` of rank 0, as training scripts write it: to a temporary name, then renamed; with or without a sync."""
+"""`torch.save` of rank 0, as training scripts write it: to a temporary name, then renamed; with or
+without a sync.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from ecrl_cli.storage import durable
 
 
 class TorchSave(Blocking):
-    """Nothing is synced: a power loss may take what was saved, or leave a file without its bytes."""
+    """Nothing is synced: a power loss may take what was saved, or leave a file without its
+    bytes.
+    """
 
     synced = False
 

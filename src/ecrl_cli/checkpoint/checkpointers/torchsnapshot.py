@@ -1,4 +1,6 @@
-"""torchsnapshot 0.1.0 (its last release): `Snapshot.take` of all ranks, what they have in common shared among them."""
+"""torchsnapshot 0.1.0 (its last release): `Snapshot.take` of all ranks, what they have in common
+shared among them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _KEY = "state"
 
 
 class TorchSnapshot(Blocking):
-    """Every rank gives the whole state: what is declared replicated must be there, and alike, on each."""
+    """Every rank gives the whole state: what is declared replicated must be there, and alike, on
+    each.
+    """
 
     def save(self, state: State, path: Path) -> None:
         with contained():
@@ -37,17 +41,25 @@ class TorchSnapshot(Blocking):
 
 
 def writable(state: State) -> State:
-    """`state` without what version 0.1.0 cannot write with this torch: tensors without elements are left out, bfloat16 goes as the integers of its
-    bits."""
+    """`state` without what version 0.1.0 cannot write with this torch: tensors without elements are
+    left out, bfloat16 goes as the integers of its bits.
+    """
     full = {name: tensor for name, tensor in state.items() if tensor.numel()}
-    return {name: tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor for name, tensor in full.items()}
+    return {
+        name: tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        for name, tensor in full.items()
+    }
 
 
 def alike(state: State) -> State:
-    """`state` with rank 0's buffers: between two steps each rank has its own running statistics of BatchNorm."""
+    """`state` with rank 0's buffers: between two steps each rank has its own running statistics of
+    BatchNorm.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return state
-    buffers = {name: tensor.clone() for name, tensor in state.items() if name.startswith("buffers.")}
+    buffers = {
+        name: tensor.clone() for name, tensor in state.items() if name.startswith("buffers.")
+    }
     for tensor in buffers.values():
         dist.broadcast(tensor, src=0)
     return state | buffers
@@ -55,8 +67,9 @@ def alike(state: State) -> State:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Closes the event loops that are made inside and left open (version 0.1.0 leaves some at each call, each with three descriptors), and hides
-    what torch warns of."""
+    """Closes the event loops that are made inside and left open (version 0.1.0 leaves some at each
+    call, each with three descriptors), and hides what torch warns of.
+    """
     new, made = asyncio.new_event_loop, list[asyncio.AbstractEventLoop]()
 
     def kept() -> asyncio.AbstractEventLoop:

@@ -1,4 +1,6 @@
-"""Canonical JSON, written and read strictly: each value has one encoding, and untrusted input is checked against limits before it is parsed."""
+"""Canonical JSON, written and read strictly: each value has one encoding, and untrusted input is
+checked against limits before it is parsed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _TOKEN = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 def canonical_json(value: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8. ValueError for NaN and infinities."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def digest(value: Any) -> str:
@@ -31,10 +35,18 @@ def is_digest(text: str) -> bool:
 
 
 def parse(data: bytes) -> Any:
-    """The JSON value of `data`; ValueError unless it is strict UTF-8, at most MAX_DEPTH deep, without duplicate keys, NaN or huge integers."""
+    """The JSON value of `data`; ValueError unless it is strict UTF-8, at most MAX_DEPTH deep,
+    without duplicate keys, NaN or huge integers.
+    """
     text = bytes(data).decode("utf-8", "strict")
     _refuse_depth(text)
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_int=_integer, parse_float=_finite)
+    return json.loads(
+        text,
+        object_pairs_hook=_unique,
+        parse_constant=_refuse,
+        parse_int=_integer,
+        parse_float=_finite,
+    )
 
 
 def parse_canonical(data: bytes) -> Any:
@@ -46,9 +58,11 @@ def parse_canonical(data: bytes) -> Any:
 
 
 def _refuse_depth(text: str) -> None:
-    """ValueError if brackets outside strings nest too deeply; found by scanning, before the recursive parser runs.
+    """ValueError if brackets outside strings nest too deeply; found by scanning, before the
+    recursive parser runs.
 
-    Scans token by token: one regular expression for a whole string would keep a state per character.
+    Scans token by token: one regular expression for a whole string would keep a state per
+    character.
     """
     depth, in_string = 0, False
     for match in _TOKEN.finditer(text):

@@ -1,8 +1,10 @@
 """Digests and chunk sums of a checkpoint's parts.
 
-A part's digest is the root of a tree of two levels. Its leaves: the header, and each tensor in file order, over dtype, shape and bytes as in the
-manifest. The root: the digest of the leaves' digests as canonical JSON; a part with one leaf has the leaf's digest. So each byte is hashed once, by
-threads, and the same pass gives the digests of part and tensors. A document, a `.pt` file and every part of format version 1 are one leaf.
+A part's digest is the root of a tree of two levels. Its leaves: the header, and each tensor in file
+order, over dtype, shape and bytes as in the manifest. The root: the digest of the leaves' digests
+as canonical JSON; a part with one leaf has the leaf's digest. So each byte is hashed once, by
+threads, and the same pass gives the digests of part and tensors. A document, a `.pt` file and every
+part of format version 1 are one leaf.
 
 Chunk sums locate damage: CRC-32C, in version 1 zlib's CRC-32.
 """
@@ -21,7 +23,14 @@ import google_crc32c
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json
-from ecrl_cli.checkpoint.format.image import DTYPES, CheckpointImage, PartPlace, TensorPlace, TensorSpec, in_file_order
+from ecrl_cli.checkpoint.format.image import (
+    DTYPES,
+    CheckpointImage,
+    PartPlace,
+    TensorPlace,
+    TensorSpec,
+    in_file_order,
+)
 from ecrl_cli.checkpoint.format.manifest import PartEntry, TensorEntry
 from ecrl_cli.checkpoint.format.names import CHUNK, DIGEST, FORMAT_VERSION
 from ecrl_cli.storage.fs import Buffer
@@ -52,7 +61,9 @@ def hexdigest(digest: str, data: Buffer, prefix: bytes = b"") -> str:
 
 
 def streamed(digest: str, prefix: bytes, pieces: Iterable[Buffer]) -> str:
-    """The digest of `prefix` and the `pieces` after it, each of which need only be valid until the next."""
+    """The digest of `prefix` and the `pieces` after it, each of which need only be valid until the
+    next.
+    """
     state = new_hash(digest)
     state.update(prefix)
     for piece in pieces:
@@ -86,7 +97,8 @@ def _crc32c(data: Buffer) -> int:
     return int(google_crc32c.value(bytes(data)))  # takes no memoryview
 
 
-CHUNK_SUMS = {1: ChunkSum(zlib.crc32, 0xEDB88320), 2: ChunkSum(_crc32c, 0x82F63B78)}  # by format version
+# by format version
+CHUNK_SUMS = {1: ChunkSum(zlib.crc32, 0xEDB88320), 2: ChunkSum(_crc32c, 0x82F63B78)}
 
 
 def chunk_sums(data: Buffer, version: int = FORMAT_VERSION) -> tuple[int, ...]:
@@ -96,7 +108,9 @@ def chunk_sums(data: Buffer, version: int = FORMAT_VERSION) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Bytes `start` to `end` of a part, hashed after `prefix`. `place`: the tensor there, None for a header or a whole part."""
+    """Bytes `start` to `end` of a part, hashed after `prefix`. `place`: the tensor there, None for
+    a header or a whole part.
+    """
 
     start: int
     end: int
@@ -109,7 +123,9 @@ class Leaf:
 
 
 def leaves(name: str, entry: PartEntry, version: int) -> tuple[Leaf, ...]:
-    """The leaves of the part `name`. ValueError if the manifest's `entry` cannot be one of a part as `image.plan_image` lays it out."""
+    """The leaves of the part `name`. ValueError if the manifest's `entry` cannot be one of a part
+    as `image.plan_image` lays it out.
+    """
     if version == 1 or not name.endswith(TREE_FILES):
         return (Leaf(0, entry.bytes),)
     specs = [TensorSpec(tensor, each.dtype, each.shape) for tensor, each in entry.tensors.items()]
@@ -120,7 +136,14 @@ def leaves(name: str, entry: PartEntry, version: int) -> tuple[Leaf, ...]:
         raise ValueError(f"{name} has {entry.bytes} bytes, a header and its tensors need more")
     found = [Leaf(0, start)]
     for spec in in_file_order(specs):
-        found.append(Leaf(start, start + spec.nbytes, tensor_prefix(spec.dtype, spec.shape), TensorPlace(spec, start)))
+        found.append(
+            Leaf(
+                start,
+                start + spec.nbytes,
+                tensor_prefix(spec.dtype, spec.shape),
+                TensorPlace(spec, start),
+            )
+        )
         start += spec.nbytes
     return tuple(found)
 
@@ -131,7 +154,9 @@ def root(digest: str, found: list[str]) -> str:
 
 
 def batches(items: Sequence[T], sizes: Iterable[int]) -> list[list[T]]:
-    """`items` in order, in groups of _BATCH bytes or more: a thread's job should take longer than its start. `sizes`: each item's bytes."""
+    """`items` in order, in groups of _BATCH bytes or more: a thread's job should take longer than
+    its start. `sizes`: each item's bytes.
+    """
     found: list[list[T]] = []
     room = 0
     for item, nbytes in zip(items, sizes, strict=True):
@@ -151,7 +176,9 @@ def document_entry(data: bytes, digest: str = DIGEST, version: int = FORMAT_VERS
 class ImageHasher:
     """Starts hashing all parts of an image in parallel; `entries` waits for the results."""
 
-    def __init__(self, image: CheckpointImage, pool: ThreadPoolExecutor, digest: str = DIGEST) -> None:
+    def __init__(
+        self, image: CheckpointImage, pool: ThreadPoolExecutor, digest: str = DIGEST
+    ) -> None:
         self._image, self._digest = image, digest
         self._jobs = [(part, *self._start(part, pool)) for part in image.parts]
 
@@ -160,21 +187,56 @@ class ImageHasher:
         parts = {}
         for part, first, tensors, sums in self._jobs:
             digests = [digest for batch in tensors for digest in batch.result()]
-            found = {place.spec.name: digest for place, digest in zip(part.tensors, digests, strict=True)}
-            tree = [first.result(), *found.values()] if part.name.endswith(TREE_FILES) else [first.result()]
-            entries = {place.spec.name: TensorEntry(place.spec.dtype, place.spec.shape, found[place.spec.name]) for place in part.tensors}
-            parts[part.name] = PartEntry(part.nbytes, root(self._digest, tree), sums.result(), entries)
-        return parts | {name: document_entry(data, self._digest) for name, data in self._image.documents.items()}
+            found = {
+                place.spec.name: digest for place, digest in zip(part.tensors, digests, strict=True)
+            }
+            tree = (
+                [first.result(), *found.values()]
+                if part.name.endswith(TREE_FILES)
+                else [first.result()]
+            )
+            entries = {
+                place.spec.name: TensorEntry(
+                    place.spec.dtype, place.spec.shape, found[place.spec.name]
+                )
+                for place in part.tensors
+            }
+            parts[part.name] = PartEntry(
+                part.nbytes, root(self._digest, tree), sums.result(), entries
+            )
+        return parts | {
+            name: document_entry(data, self._digest) for name, data in self._image.documents.items()
+        }
 
-    def _start(self, part: PartPlace, pool: ThreadPoolExecutor) -> tuple[Future[str], list[Future[list[str]]], Future[tuple[int, ...]]]:
-        """The hash of the header (of the whole part where it is one leaf), those of the tensors, and the chunk sums."""
+    def _start(
+        self, part: PartPlace, pool: ThreadPoolExecutor
+    ) -> tuple[Future[str], list[Future[list[str]]], Future[tuple[int, ...]]]:
+        """The hash of the header (of the whole part where it is one leaf), those of the tensors,
+        and the chunk sums.
+        """
         memory, digest = self._image.memory, self._digest
         data = memory[part.offset : part.offset + part.nbytes]
-        header = min((place.offset for place in part.tensors), default=part.offset + part.nbytes) - part.offset
-        first = pool.submit(hexdigest, digest, data[:header] if part.name.endswith(TREE_FILES) else data)
-        tensors = [pool.submit(_tensors_at, memory, batch, digest) for batch in batches(part.tensors, [place.spec.nbytes for place in part.tensors])]
+        header = (
+            min((place.offset for place in part.tensors), default=part.offset + part.nbytes)
+            - part.offset
+        )
+        first = pool.submit(
+            hexdigest, digest, data[:header] if part.name.endswith(TREE_FILES) else data
+        )
+        tensors = [
+            pool.submit(_tensors_at, memory, batch, digest)
+            for batch in batches(part.tensors, [place.spec.nbytes for place in part.tensors])
+        ]
         return first, tensors, pool.submit(chunk_sums, data)
 
 
 def _tensors_at(memory: memoryview, places: list[TensorPlace], digest: str) -> list[str]:
-    return [tensor_digest(place.spec.dtype, place.spec.shape, memory[place.offset : place.offset + place.spec.nbytes], digest) for place in places]
+    return [
+        tensor_digest(
+            place.spec.dtype,
+            place.spec.shape,
+            memory[place.offset : place.offset + place.spec.nbytes],
+            digest,
+        )
+        for place in places
+    ]

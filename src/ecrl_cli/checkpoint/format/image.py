@@ -1,7 +1,9 @@
-"""A checkpoint in memory, laid out as its files: the place of each part and each tensor. Torch-free.
+"""A checkpoint in memory, laid out as its files: the place of each part and each tensor.
+Torch-free.
 
-A safetensors part is its header (8 bytes of length, JSON, spaces up to ALIGN) and then the tensors without gaps, widest dtype first, so
-that each is aligned. Every part starts at a multiple of BLOCK, so the writer streams it to disk unchanged.
+A safetensors part is its header (8 bytes of length, JSON, spaces up to ALIGN) and then the tensors
+without gaps, widest dtype first, so that each is aligned. Every part starts at a multiple of BLOCK,
+so the writer streams it to disk unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class PartPlace:
-    """A file's place in the image. With format=torch the tensors lie outside of the part's own bytes."""
+    """A file's place in the image. With format=torch the tensors lie outside of the part's own
+    bytes.
+    """
 
     name: str
     offset: int
@@ -89,8 +93,10 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class CheckpointImage:
-    """A finished, immutable capture. `documents`: the small JSON parts by file name. `state_digest`: what rank 0 logged of this state, by which it
-    is checked before it is committed; empty if it logged nothing."""
+    """A finished, immutable capture. `documents`: the small JSON parts by file name.
+    `state_digest`: what rank 0 logged of this state, by which it is checked before it is committed;
+    empty if it logged nothing.
+    """
 
     stamp: CheckpointMeta
     memory: memoryview
@@ -126,10 +132,16 @@ def plan_image(parts: dict[str, list[TensorSpec]]) -> ImagePlan:
 
 
 def header_of(specs: list[TensorSpec]) -> bytes:
-    """The safetensors header of `specs` in this order, including its length field, padded to a multiple of ALIGN."""
+    """The safetensors header of `specs` in this order, including its length field, padded to a
+    multiple of ALIGN.
+    """
     entries, offset = {}, 0
     for spec in specs:
-        entries[spec.name] = {"dtype": DTYPES[spec.dtype][0], "shape": list(spec.shape), "data_offsets": [offset, offset + spec.nbytes]}
+        entries[spec.name] = {
+            "dtype": DTYPES[spec.dtype][0],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.nbytes],
+        }
         offset += spec.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(round_up(8 + len(text), ALIGN) - 8)
@@ -143,13 +155,29 @@ def round_up(number: int, multiple: int) -> int:
 def encode_parts(parts: tuple[PartPlace, ...]) -> list[Any]:
     """The table of parts: [name, offset, bytes, [[tensor, dtype, shape, offset], ...]]."""
     return [
-        [part.name, part.offset, part.nbytes, [[place.spec.name, place.spec.dtype, place.spec.shape, place.offset] for place in part.tensors]]
+        [
+            part.name,
+            part.offset,
+            part.nbytes,
+            [
+                [place.spec.name, place.spec.dtype, place.spec.shape, place.offset]
+                for place in part.tensors
+            ],
+        ]
         for part in parts
     ]
 
 
 def decode_parts(value: list[Any]) -> tuple[PartPlace, ...]:
     return tuple(
-        PartPlace(name, offset, nbytes, tuple(TensorPlace(TensorSpec(tensor, dtype, tuple(shape)), at) for tensor, dtype, shape, at in tensors))
+        PartPlace(
+            name,
+            offset,
+            nbytes,
+            tuple(
+                TensorPlace(TensorSpec(tensor, dtype, tuple(shape)), at)
+                for tensor, dtype, shape, at in tensors
+            ),
+        )
         for name, offset, nbytes, tensors in value
     )

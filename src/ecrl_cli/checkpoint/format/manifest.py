@@ -1,4 +1,6 @@
-"""The records MANIFEST and COMMIT: their content, how they are made, and how untrusted ones are read."""
+"""The records MANIFEST and COMMIT: their content, how they are made, and how untrusted ones are
+read.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest, is_digest, parse_canonical
-from ecrl_cli.checkpoint.format.names import CHUNK, COMPONENTS, DIGEST, FORMAT_VERSION, PART_NAME, READABLE, TRAIN
+from ecrl_cli.checkpoint.format.canonical_json import (
+    canonical_json,
+    digest,
+    is_digest,
+    parse_canonical,
+)
+from ecrl_cli.checkpoint.format.names import (
+    CHUNK,
+    COMPONENTS,
+    DIGEST,
+    FORMAT_VERSION,
+    PART_NAME,
+    READABLE,
+    TRAIN,
+)
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import shown
@@ -21,7 +36,9 @@ MAX_PARTS, MAX_TENSORS, MAX_DIMS, MAX_NAME = 64, 100_000, 16, 512
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """`dtype` as torch spells it ("torch.float32"); `digest` over str(dtype), str(tuple(shape)) and the raw C-order bytes."""
+    """`dtype` as torch spells it ("torch.float32"); `digest` over str(dtype), str(tuple(shape)) and
+    the raw C-order bytes.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,7 +47,9 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One file: its size, its digest and a sum per CHUNK bytes (see `hashing`), its tensors (none in a JSON part)."""
+    """One file: its size, its digest and a sum per CHUNK bytes (see `hashing`), its tensors (none
+    in a JSON part).
+    """
 
     bytes: int
     digest: str
@@ -40,8 +59,10 @@ class PartEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parts of a checkpoint. `epoch` and `cursor_step` name the window that the next step consumes. `digest`: which hash the digests of parts
-    and tensors are; records have a SHA-256 always."""
+    """The parts of a checkpoint. `epoch` and `cursor_step` name the window that the next step
+    consumes. `digest`: which hash the digests of parts and tensors are; records have a SHA-256
+    always.
+    """
 
     schema_version: int
     run_id: str
@@ -58,14 +79,24 @@ class Manifest:
         document = encode(self)
         if self.schema_version == 1:
             del document["digest"]
-        return canonical_json(document | {"parts": {name: encoded_part(part, self.schema_version) for name, part in self.parts.items()}})
+        return canonical_json(
+            document
+            | {
+                "parts": {
+                    name: encoded_part(part, self.schema_version)
+                    for name, part in self.parts.items()
+                }
+            }
+        )
 
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit record. `self_sha256` is over the canonical body without that key, and is the checkpoint's identity everywhere else.
+    """The commit record. `self_sha256` is over the canonical body without that key, and is the
+    checkpoint's identity everywhere else.
 
-    `hmac_sha256`: only if the run has an HMAC key; over the canonical body without the two hashes. Otherwise the record has no such field.
+    `hmac_sha256`: only if the run has an HMAC key; over the canonical body without the two hashes.
+    Otherwise the record has no such field.
     """
 
     manifest_sha256: str
@@ -78,7 +109,11 @@ class Commit:
 
     def document(self) -> dict[str, Any]:
         """The record as JSON values."""
-        return {key: value for key, value in encode(self).items() if key != "hmac_sha256" or value is not None}
+        return {
+            key: value
+            for key, value in encode(self).items()
+            if key != "hmac_sha256" or value is not None
+        }
 
     def encoded(self) -> bytes:
         return canonical_json(self.document())
@@ -86,7 +121,9 @@ class Commit:
 
 @dataclass(frozen=True)
 class Components:
-    """One digest per component: SHA-256 of the canonical [[name, tensor's digest], ...], sorted by name."""
+    """One digest per component: SHA-256 of the canonical [[name, tensor's digest], ...], sorted by
+    name.
+    """
 
     parameters: str
     buffers: str
@@ -99,12 +136,21 @@ def encoded_part(part: PartEntry, version: int) -> dict[str, Any]:
     value: dict[str, Any] = encode(part)
     if version > 1:
         return value
-    tensors = {name: _renamed(tensor, {"digest": "sha256"}) for name, tensor in value["tensors"].items()}
-    return {**_renamed(value, {"digest": "sha256", "chunk_sums": "chunk_crc32"}), "tensors": tensors}
+    tensors = {
+        name: _renamed(tensor, {"digest": "sha256"}) for name, tensor in value["tensors"].items()
+    }
+    return {
+        **_renamed(value, {"digest": "sha256", "chunk_sums": "chunk_crc32"}),
+        "tensors": tensors,
+    }
 
 
-def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, key: bytes = b"") -> Commit:
-    """The commit record of `manifest`, with a MAC if `key` is not empty. `previous`: identity of the preceding commit."""
+def make_commit(
+    manifest: Manifest, manifest_sha256: str, previous: str | None, key: bytes = b""
+) -> Commit:
+    """The commit record of `manifest`, with a MAC if `key` is not empty. `previous`: identity of
+    the preceding commit.
+    """
     body: dict[str, Any] = {
         "manifest_sha256": manifest_sha256,
         "run_id": manifest.run_id,
@@ -118,7 +164,8 @@ def make_commit(manifest: Manifest, manifest_sha256: str, previous: str | None, 
 
 
 def read_commit(data: bytes, key: bytes = b"") -> Commit:
-    """The commit record in `data`; ValueError unless it matches its own hash and, given a `key`, its MAC.
+    """The commit record in `data`; ValueError unless it matches its own hash and, given a `key`,
+    its MAC.
 
     Without a key the MAC is ignored: readers do not need the key.
     """
@@ -131,7 +178,11 @@ def read_commit(data: bytes, key: bytes = b"") -> Commit:
     if mac is None:
         raise ValueError("hmac_sha256 is null")
     if key and not hmac.compare_digest(mac.encode(), _mac(body, key).encode()):
-        raise ValueError("hmac_sha256 does not match the key" if mac else "has no hmac_sha256, and a key is configured")
+        raise ValueError(
+            "hmac_sha256 does not match the key"
+            if mac
+            else "has no hmac_sha256, and a key is configured"
+        )
     _hex(commit.manifest_sha256)
     if commit.prev_commit_sha256 is not None:
         _hex(commit.prev_commit_sha256)
@@ -139,18 +190,35 @@ def read_commit(data: bytes, key: bytes = b"") -> Commit:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`; ValueError unless it is valid and within the limits. Its hash must have been checked before."""
+    """The manifest in `data`; ValueError unless it is valid and within the limits. Its hash must
+    have been checked before.
+    """
     value = _document(data, MAX_MANIFEST)
     version = value.get("schema_version")
     if type(version) is not int or version not in READABLE:
-        way_out = "upgrade ECRL" if type(version) is int and version > FORMAT_VERSION else "no ECRL has written such a version"
-        raise ValueError(f"checkpoint format {shown(version, 20)}, this ECRL reads {' and '.join(map(str, READABLE))}; {way_out}")
+        way_out = (
+            "upgrade ECRL"
+            if type(version) is int and version > FORMAT_VERSION
+            else "no ECRL has written such a version"
+        )
+        raise ValueError(
+            f"checkpoint format {shown(version, 20)}, this ECRL reads"
+            f" {' and '.join(map(str, READABLE))}; {way_out}"
+        )
     manifest: Manifest = _decoded(Manifest, value if version > 1 else _of_version_1(value))
     if version > 1 and "digest" not in value:
         raise ValueError("lacks 'digest'")
     if manifest.digest not in DIGESTS:
-        raise ValueError(f"digest {shown(value.get('digest'), 20)}, this ECRL knows {' and '.join(DIGESTS)}")
-    numbers = (manifest.attempt, manifest.global_step, manifest.epoch, manifest.cursor_step, manifest.seed)
+        raise ValueError(
+            f"digest {shown(value.get('digest'), 20)}, this ECRL knows {' and '.join(DIGESTS)}"
+        )
+    numbers = (
+        manifest.attempt,
+        manifest.global_step,
+        manifest.epoch,
+        manifest.cursor_step,
+        manifest.seed,
+    )
     if min(numbers) < 0 or manifest.world_size < 1:
         raise ValueError("negative numbers")
     if not 0 < len(manifest.parts) <= MAX_PARTS:
@@ -167,11 +235,19 @@ def read_manifest(data: bytes) -> Manifest:
 
 def components(manifest: Manifest) -> Components:
     """The component digests of `manifest`."""
-    return components_of({name: entry.digest for part in manifest.parts.values() for name, entry in part.tensors.items()})
+    return components_of(
+        {
+            name: entry.digest
+            for part in manifest.parts.values()
+            for name, entry in part.tensors.items()
+        }
+    )
 
 
 def components_of(tensors: dict[str, str]) -> Components:
-    """The component digests, from each tensor's name (its first word is the component) and digest."""
+    """The component digests, from each tensor's name (its first word is the component) and
+    digest.
+    """
     pairs: dict[str, list[list[str]]] = {component: [] for component in COMPONENTS}
     for name in sorted(tensors):
         pairs[name.partition(".")[0]].append([name, tensors[name]])
@@ -212,7 +288,8 @@ def _check_part(name: str, part: PartEntry) -> None:
         _hex(entry.digest)
         if not 0 < len(tensor) <= MAX_NAME or tensor.partition(".")[0] not in COMPONENTS:
             raise ValueError(f"{name}: tensor name {tensor[:80]!r}")
-        strides = math.prod(max(1, size) for size in entry.shape[:MAX_DIMS])  # torch counts them in 63 bits, of empty tensors too
+        # torch counts them in 63 bits, of empty tensors too
+        strides = math.prod(max(1, size) for size in entry.shape[:MAX_DIMS])
         if len(entry.shape) > MAX_DIMS or any(size < 0 for size in entry.shape) or strides >= 2**63:
             raise ValueError(f"{name}: shape of {tensor[:80]!r}")
 
@@ -223,17 +300,24 @@ def _hex(text: str) -> None:
 
 
 def _of_version_1(value: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of version 1 under the names of today. ValueError if it has some of them already."""
+    """A manifest of version 1 under the names of today. ValueError if it has some of them
+    already.
+    """
     parts = value.get("parts")
     if "digest" in value or not isinstance(parts, dict):
         raise ValueError("a manifest of version 1 has parts and names no digest")
-    return value | {"digest": "sha256", "parts": {name: _part_of_version_1(part) for name, part in parts.items()}}
+    return value | {
+        "digest": "sha256",
+        "parts": {name: _part_of_version_1(part) for name, part in parts.items()},
+    }
 
 
 def _part_of_version_1(part: Any) -> Any:
     if not isinstance(part, dict) or not isinstance(part.get("tensors"), dict):
         return part
-    tensors = {name: _renamed(tensor, {"sha256": "digest"}) for name, tensor in part["tensors"].items()}
+    tensors = {
+        name: _renamed(tensor, {"sha256": "digest"}) for name, tensor in part["tensors"].items()
+    }
     return _renamed(part, {"sha256": "digest", "chunk_crc32": "chunk_sums"}) | {"tensors": tensors}
 
 

@@ -1,4 +1,6 @@
-"""The names of the checkpoint protocol: files, parts, layers of the integrity check, and the points at which a writer may be killed."""
+"""The names of the checkpoint protocol: files, parts, layers of the integrity check, and the points
+at which a writer may be killed.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ STAGE_PREFIX, TRASH_PREFIX, REJECTED_PREFIX = ".stage_", ".trash_", ".rejected_"
 
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
 
-# The first word of a tensor's name is its component: parameters.conv1.weight, optimizer.conv1.weight.momentum_buffer, rng.rank0.torch.
+# The first word of a tensor's name is its component: parameters.conv1.weight,
+# optimizer.conv1.weight.momentum_buffer, rng.rank0.torch.
 COMPONENTS = ("parameters", "buffers", "optimizer", "rng")
 PART_OF = {"parameters": MODEL, "buffers": MODEL, "optimizer": OPTIMIZER, "rng": RNG}
 
-# checkpoint.finite: the components that may hold neither NaN nor infinity in a checkpoint to be loaded.
+# checkpoint.finite: the components that may hold neither NaN nor infinity in a checkpoint to be
+# loaded.
 FINITE = {
     "all": ("parameters", "buffers", "optimizer"),
     "model": ("parameters", "buffers"),
@@ -50,8 +54,9 @@ def step_name(step: int) -> str:
 # The layers of the integrity check, in order: a rejection names one of them.
 LAYERS = ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "finite")
 
-# Where the injector and the crash-point study may kill the writer; {part} runs over the parts. A single-file checkpoint has one
-# sidecar for manifest and commit: it has no points of the manifest, but between_renames.
+# Where the injector and the crash-point study may kill the writer; {part} runs over the parts. A
+# single-file checkpoint has one sidecar for manifest and commit: it has no points of the manifest,
+# but between_renames.
 CRASH_POINTS = (
     "before_stage",
     "half_part:{part}",

@@ -1,8 +1,11 @@
-"""Reads the tensors' places in one of our `.pt` files, without torch and without unpickling. For integrity check, scrub and loader.
+"""Reads the tensors' places in one of our `.pt` files, without torch and without unpickling. For
+integrity check, scrub and loader.
 
-torch.save writes a zip file whose entries are not compressed: `data.pkl` names the tensors, `data/N` holds the bytes of storage N. The pickle is
-read by an interpreter of the few opcodes that such a file uses. It builds plain data only: no class is looked up, no function is called.
-It accepts exactly what `StagingBuffer.serialize` writes: {"tensors": {name: tensor}, "train": text}, each tensor contiguous with its own storage.
+torch.save writes a zip file whose entries are not compressed: `data.pkl` names the tensors,
+`data/N` holds the bytes of storage N. The pickle is read by an interpreter of the few opcodes that
+such a file uses. It builds plain data only: no class is looked up, no function is called. It
+accepts exactly what `StagingBuffer.serialize` writes: {"tensors": {name: tensor}, "train": text},
+each tensor contiguous with its own storage.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ Read = Callable[[int, int], bytes]  # (offset, number of bytes) of the file
 
 _LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name
 _PICKLE = "data.pkl"
-_OTHERS = {"version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
+_OTHERS = {
+    "version",
+    "byteorder",
+    ".format_version",
+    ".storage_alignment",
+    ".data/serialization_id",
+}
 _STORAGES = {
     "DoubleStorage": "torch.float64",
     "LongStorage": "torch.int64",
@@ -60,9 +69,17 @@ class _Tensor:
 
 
 def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace]:
-    """The place of each tensor of the manifest's `entry`, in file order. ValueError unless file, manifest and `train` agree exactly."""
+    """The place of each tensor of the manifest's `entry`, in file order. ValueError unless file,
+    manifest and `train` agree exactly.
+    """
     # most bytes that a pickle of these tensors can have: a longer one is not read
-    longest = 4096 + len(train) + sum(512 + 4 * len(name) + 32 * len(tensor.shape) for name, tensor in entry.tensors.items())
+    longest = (
+        4096
+        + len(train)
+        + sum(
+            512 + 4 * len(name) + 32 * len(tensor.shape) for name, tensor in entry.tensors.items()
+        )
+    )
     archive = _Archive(read, entry, longest)
     tensors, text = _content(archive.pickle)
     if text.encode() != train:
@@ -72,7 +89,10 @@ def torch_places(read: Read, entry: PartEntry, train: bytes) -> list[TensorPlace
     keys = [tensor.storage.key for tensor in tensors.values()]
     if len(set(keys)) != len(keys) or set(keys) != archive.storages.keys():
         raise ValueError("tensors and storages do not correspond")
-    found = [archive.place(_spec(name, tensors[name], entry), tensors[name].storage.key) for name in tensors]
+    found = [
+        archive.place(_spec(name, tensors[name], entry), tensors[name].storage.key)
+        for name in tensors
+    ]
     found.sort(key=lambda place: (place.offset, place.spec.nbytes))
     for one, following in itertools.pairwise(found):
         if one.offset + one.spec.nbytes > following.offset:
@@ -103,35 +123,66 @@ class _Archive:
         except ValueError:
             raise
         except Exception as error:  # zipfile raises many types for damaged files
-            raise ValueError(f"not a zip file as torch.save writes it ({type(error).__name__}: {str(error)[:80]})") from error
+            raise ValueError(
+                f"not a zip file as torch.save writes it ({type(error).__name__}:"
+                f" {str(error)[:80]})"
+            ) from error
 
     def _open(self, window: Window, longest: int) -> None:
         with zipfile.ZipFile(cast(IO[bytes], window)) as archive:
             entries = archive.infolist()
-            prefix = next((info.filename.removesuffix(_PICKLE) for info in entries if info.filename.endswith("/" + _PICKLE)), "")
+            prefix = next(
+                (
+                    info.filename.removesuffix(_PICKLE)
+                    for info in entries
+                    if info.filename.endswith("/" + _PICKLE)
+                ),
+                "",
+            )
             named = {info.filename.removeprefix(prefix): info for info in entries}
-            if not prefix or len(named) != len(entries) or any(not info.filename.startswith(prefix) for info in entries):
+            if (
+                not prefix
+                or len(named) != len(entries)
+                or any(not info.filename.startswith(prefix) for info in entries)
+            ):
                 raise ValueError("not the entries of a file of torch.save")
             for info in entries:
-                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
+                if (
+                    info.compress_type != zipfile.ZIP_STORED
+                    or info.flag_bits & 1
+                    or info.file_size != info.compress_size
+                ):
                     raise ValueError(f"entry {info.filename[:80]!r} is compressed or encrypted")
             if named[_PICKLE].file_size > longest:
                 raise ValueError(f"a pickle of {named[_PICKLE].file_size} bytes for these tensors")
             if "byteorder" in named and archive.read(named["byteorder"]) != b"little":
                 raise ValueError("not in little-endian byte order")
             self.pickle = archive.read(named.pop(_PICKLE))
-            self.storages = {name.removeprefix("data/"): info for name, info in named.items() if name.startswith("data/")}
-            if unknown := sorted(name for name in named if not name.startswith("data/") and name not in _OTHERS):
+            self.storages = {
+                name.removeprefix("data/"): info
+                for name, info in named.items()
+                if name.startswith("data/")
+            }
+            if unknown := sorted(
+                name for name in named if not name.startswith("data/") and name not in _OTHERS
+            ):
                 raise ValueError(f"has an entry {unknown[0][:80]!r}, which does not belong")
 
     def place(self, spec: TensorSpec, key: str) -> TensorPlace:
-        """The place of the storage `key`, which must have the size of `spec`. The zip's local entry and directory must have the same name for it."""
+        """The place of the storage `key`, which must have the size of `spec`. The zip's local entry
+        and directory must have the same name for it.
+        """
         info = self.storages[key]
         header = self._read(info.header_offset, _LOCAL_HEADER)
-        name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
+        name_bytes, extra_bytes = (
+            int.from_bytes(header[26:28], "little"),
+            int.from_bytes(header[28:30], "little"),
+        )
         start = info.header_offset + _LOCAL_HEADER
         if header[:4] != b"PK\x03\x04" or self._read(start, name_bytes) != info.filename.encode():
-            raise ValueError(f"the entry of {spec.name[:80]!r} is not where the directory of the zip says")
+            raise ValueError(
+                f"the entry of {spec.name[:80]!r} is not where the directory of the zip says"
+            )
         offset = start + name_bytes + extra_bytes
         if info.file_size != spec.nbytes or offset + spec.nbytes > self._size:
             raise ValueError(f"size of {spec.name[:80]!r}")
@@ -182,7 +233,10 @@ def _content(data: bytes) -> tuple[dict[str, _Tensor], str]:
         value = _Interpreter().run(data)
         tensors, train = value["tensors"], value["train"]
         sound = len(value) == 2 and isinstance(train, str) and isinstance(tensors, dict)
-        if not sound or not all(isinstance(name, str) and isinstance(tensor, _Tensor) for name, tensor in tensors.items()):
+        if not sound or not all(
+            isinstance(name, str) and isinstance(tensor, _Tensor)
+            for name, tensor in tensors.items()
+        ):
             raise ValueError("not what a checkpoint holds")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"the pickle is none of a checkpoint ({str(error)[:120]})") from error
@@ -193,7 +247,9 @@ _MARK = object()
 
 
 class _Interpreter:
-    """Runs the opcodes of torch.save's pickle (protocol 2) on plain data. ValueError for any other opcode, class or function."""
+    """Runs the opcodes of torch.save's pickle (protocol 2) on plain data. ValueError for any other
+    opcode, class or function.
+    """
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -270,7 +326,13 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 def _storage(value: Any) -> _Storage:
     kind, owner, key, _, elements = value
     module, _, name = owner.name.partition(" ")
-    if kind != "storage" or module != "torch" or name not in _STORAGES or not isinstance(key, str) or type(elements) is not int:
+    if (
+        kind != "storage"
+        or module != "torch"
+        or name not in _STORAGES
+        or not isinstance(key, str)
+        or type(elements) is not int
+    ):
         raise ValueError("a storage that is none")
     return _Storage(_STORAGES[name], key, elements)
 
@@ -285,10 +347,14 @@ def _called(function: Any, arguments: Any) -> Any:
     storage, offset, shape, strides, gradient, hooks = arguments
     if not isinstance(storage, _Storage) or offset != 0 or gradient is not False or hooks != {}:
         raise ValueError("a tensor that is no plain one")
-    if not all(type(number) is int and number >= 0 for number in shape) or strides != _contiguous(shape):
+    if not all(type(number) is int and number >= 0 for number in shape) or strides != _contiguous(
+        shape
+    ):
         raise ValueError("a tensor that is not contiguous")
     return _Tensor(storage, shape)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    return tuple(
+        math.prod(max(1, size) for size in shape[axis + 1 :]) for axis in range(len(shape))
+    )

@@ -1,7 +1,8 @@
-"""Diagnoses a rejected checkpoint: which file, chunk, byte and bit is damaged, as far as its records tell. Changes nothing, never raises.
+"""Diagnoses a rejected checkpoint: which file, chunk, byte and bit is damaged, as far as its
+records tell. Changes nothing, never raises.
 
-The records are repaired first (in memory), each by its hash: COMMIT by its own, MANIFEST by the one in COMMIT.
-Without a repairable manifest nothing is known about the parts.
+The records are repaired first (in memory), each by its hash: COMMIT by its own, MANIFEST by the one
+in COMMIT. Without a repairable manifest nothing is known about the parts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Manifest, PartEntry
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STEP_NAME,
+    TRAIN,
+)
 from ecrl_cli.checkpoint.repair.damage import NAMED, BitFlip, Finding, find_damage
-from ecrl_cli.checkpoint.repair.record_repair import Form, RepairedRecord, rebuild_entry, repair_commit, repair_manifest, repair_sidecar
+from ecrl_cli.checkpoint.repair.record_repair import (
+    Form,
+    RepairedRecord,
+    rebuild_entry,
+    repair_commit,
+    repair_manifest,
+    repair_sidecar,
+)
 from ecrl_cli.checkpoint.store.atomic_install import sidecar_of
-from ecrl_cli.checkpoint.store.integrity import MAX_SIDECAR, MAX_TRAIN, CheckpointRejected, IntegrityConfig, IntegrityReport, layer
+from ecrl_cli.checkpoint.store.integrity import (
+    MAX_SIDECAR,
+    MAX_TRAIN,
+    CheckpointRejected,
+    IntegrityConfig,
+    IntegrityReport,
+    layer,
+)
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
 from ecrl_cli.storage.safe_read import RefusedFile, open_regular, read_small
@@ -28,7 +51,9 @@ _PARTS = (MODEL, OPTIMIZER, RNG, TRAIN)
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the repaired copy: the first `bytes` bytes of the damaged one, with `flips` undone."""
+    """A file of the repaired copy: the first `bytes` bytes of the damaged one, with `flips`
+    undone.
+    """
 
     name: str
     bytes: int
@@ -44,7 +69,9 @@ class Diagnosis:
 
     @property
     def repairable(self) -> bool:
-        """Whether all damage is known to the bit. The integrity check still has to pass the repaired copy."""
+        """Whether all damage is known to the bit. The integrity check still has to pass the
+        repaired copy.
+        """
         return bool(self.findings) and all(finding.repairable for finding in self.findings)
 
 
@@ -91,13 +118,23 @@ class _Search:
         manifest = self.record(MANIFEST, MAX_MANIFEST)
         if mended is None or mended.value is None or manifest is None:
             return
-        text = repair_manifest(manifest, mended.value.manifest_sha256, lambda form: {name: self.remade(name, form) for name in _PARTS})
+        text = repair_manifest(
+            manifest,
+            mended.value.manifest_sha256,
+            lambda form: {name: self.remade(name, form) for name in _PARTS},
+        )
         self.found(MANIFEST, text, "SHA-256 in COMMIT.json")
         if text.value is None:
             return
         if extra := sorted(set(names) - {COMMIT, MANIFEST, *_PARTS}):
             more = f", nor do {len(extra) - 1} others" if len(extra) > 1 else ""
-            self.made.findings.append(Finding(extra[0][:80], f"does not belong{more}; a repaired copy goes without", repairable=True))
+            self.made.findings.append(
+                Finding(
+                    extra[0][:80],
+                    f"does not belong{more}; a repaired copy goes without",
+                    repairable=True,
+                )
+            )
         for name in _PARTS:
             if name in text.value.parts:
                 self.part(name, text.value, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
@@ -121,7 +158,9 @@ class _Search:
             return
         if mended.flips:
             bits = ", ".join(f"byte {flip.offset} bit {flip.bit}" for flip in mended.flips[:NAMED])
-            more = f" and {len(mended.flips) - NAMED} more bits" if len(mended.flips) > NAMED else ""
+            more = (
+                f" and {len(mended.flips) - NAMED} more bits" if len(mended.flips) > NAMED else ""
+            )
             text = f"{bits}{more} flipped; the corrected bytes match the {oracle}"
             self.made.findings.append(Finding(name, text, (), mended.flips, (), repairable=True))
         self.made.sources.append(Source(name, mended.bytes, mended.flips))
@@ -137,7 +176,9 @@ class _Search:
 
     def remade(self, name: str, form: Form) -> PartEntry:
         with self.opened(name) as (fd, size):
-            return rebuild_entry(self.fs, fd, size, name, form, MAX_TRAIN if name == TRAIN else self.config.max_bytes)
+            return rebuild_entry(
+                self.fs, fd, size, name, form, MAX_TRAIN if name == TRAIN else self.config.max_bytes
+            )
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[int, int]]:
@@ -163,6 +204,8 @@ class _Search:
         self.made.sources.append(Source(name, entry.bytes, finding.flips if finding else ()))
 
     def unreadable(self, name: str, error: StorageError | RefusedFile) -> None:
-        text = error.fact if isinstance(error, StorageError) else str(error).removeprefix(f"{name} ")
+        text = (
+            error.fact if isinstance(error, StorageError) else str(error).removeprefix(f"{name} ")
+        )
         missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
         self.made.findings.append(Finding(name, f"{name} is missing" if missing else text[:200]))

@@ -1,6 +1,8 @@
-"""A manifest of digests over a folder of files that ECRL did not write, and what has changed since it was written.
+"""A manifest of digests over a folder of files that ECRL did not write, and what has changed since
+it was written.
 
-Of each file its digest, and of `.safetensors`, `.npz` and `.npy` that of each tensor. Nothing is unpickled or loaded whole.
+Of each file its digest, and of `.safetensors`, `.npz` and `.npy` that of each tensor. Nothing is
+unpickled or loaded whole.
 """
 
 from __future__ import annotations
@@ -21,10 +23,25 @@ from ecrl_cli.checkpoint.format.names import DIGEST
 from ecrl_cli.checkpoint.format.tensor_table import all_finite, header_length
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.schema import DIGESTS
-from ecrl_cli.errors import ConfigError, EcrlError, EvidenceMissing, StorageError, first_line, plural
+from ecrl_cli.errors import (
+    ConfigError,
+    EcrlError,
+    EvidenceMissing,
+    StorageError,
+    first_line,
+    plural,
+)
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
-from ecrl_cli.storage.safe_read import MOST_DEEP, PIECE, RefusedFile, fill, open_regular, pieces, read_small_in
+from ecrl_cli.storage.safe_read import (
+    MOST_DEEP,
+    PIECE,
+    RefusedFile,
+    fill,
+    open_regular,
+    pieces,
+    read_small_in,
+)
 
 FOLDER_MANIFEST = "ecrl-manifest.json"
 SCHEMA_VERSION = 1
@@ -34,7 +51,8 @@ MOST_NAMED = 5  # tensors of a changed file
 SAME, CHANGED, MISSING, NEW, DAMAGED = "same", "changed", "missing", "new", "damaged"
 
 
-# safetensors' dtypes: bytes per element, and as ours are called where they are floating-point numbers.
+# safetensors' dtypes: bytes per element, and as ours are called where they are floating-point
+# numbers.
 _SAFETENSORS = {
     **dict.fromkeys(("I64", "U64"), (8, "")),
     **dict.fromkeys(("I32", "U32"), (4, "")),
@@ -89,7 +107,11 @@ class FileChange:
 def folder_manifest(folder: Path, max_bytes: int, algorithm: str = DIGEST) -> FolderManifest:
     """The manifest of `folder` as it is now; StorageError if it cannot be listed."""
     fs = PosixFs()
-    return FolderManifest(SCHEMA_VERSION, algorithm, dict(sorted(_files(fs, folder, "", algorithm, max_bytes, MOST_DEEP))))
+    return FolderManifest(
+        SCHEMA_VERSION,
+        algorithm,
+        dict(sorted(_files(fs, folder, "", algorithm, max_bytes, MOST_DEEP))),
+    )
 
 
 def write_manifest(folder: Path, manifest: FolderManifest) -> Path:
@@ -116,13 +138,20 @@ def read_manifest(folder: Path) -> FolderManifest | None:
             raise ValueError(f"schema version {found.schema_version}, digest {found.digest[:20]}")
     except (RefusedFile, ValueError, TypeError, RecursionError, EcrlError) as error:
         text = error.fact if isinstance(error, EcrlError) else str(error)
-        raise EvidenceMissing(FOLDER_MANIFEST, f"cannot vouch for anything ({text[:160]})", "restore it, or remove it to write another") from error
+        raise EvidenceMissing(
+            FOLDER_MANIFEST,
+            f"cannot vouch for anything ({text[:160]})",
+            "restore it, or remove it to write another",
+        ) from error
     return found
 
 
 def changes(before: FolderManifest, now: FolderManifest) -> list[FileChange]:
     """Every file on either side, by path."""
-    return [_change(path, before.files.get(path), now.files.get(path)) for path in sorted(before.files.keys() | now.files.keys())]
+    return [
+        _change(path, before.files.get(path), now.files.get(path))
+        for path in sorted(before.files.keys() | now.files.keys())
+    ]
 
 
 def _change(path: str, before: FileFacts | None, now: FileFacts | None) -> FileChange:
@@ -138,16 +167,31 @@ def _change(path: str, before: FileFacts | None, now: FileFacts | None) -> FileC
 
 
 def _said(before: FileFacts, now: FileFacts) -> str:
-    """What changed in a file: size, the tensors that came and went, those of another form, those of other values."""
+    """What changed in a file: size, the tensors that came and went, those of another form, those of
+    other values.
+    """
     size = f"{before.bytes} bytes, now {now.bytes}" if before.bytes != now.bytes else ""
     if not before.tensors and not now.tensors:
         return size or "other bytes of the same number"
     both = [name for name in before.tensors if name in now.tensors]
-    gone, came = ([name for name in one if name not in other] for one, other in ((before.tensors, now.tensors), (now.tensors, before.tensors)))
+    gone, came = (
+        [name for name in one if name not in other]
+        for one, other in ((before.tensors, now.tensors), (now.tensors, before.tensors))
+    )
     formed = [name for name in both if _form(before.tensors[name]) != _form(now.tensors[name])]
-    valued = [name for name in both if name not in formed and before.tensors[name].digest != now.tensors[name].digest]
-    broken = [name for name in valued if before.tensors[name].finite and not now.tensors[name].finite]
-    parts = [f"{what} {_named(names)}" for what, names in (("lacks", gone), ("has new", came), ("another dtype or shape:", formed)) if names]
+    valued = [
+        name
+        for name in both
+        if name not in formed and before.tensors[name].digest != now.tensors[name].digest
+    ]
+    broken = [
+        name for name in valued if before.tensors[name].finite and not now.tensors[name].finite
+    ]
+    parts = [
+        f"{what} {_named(names)}"
+        for what, names in (("lacks", gone), ("has new", came), ("another dtype or shape:", formed))
+        if names
+    ]
     parts += [f"other values in {_named(valued)}"] if valued else []
     parts += [f"NaN or infinity in {_named(broken)}"] if broken else []
     same = len(both) - len(formed) - len(valued)
@@ -166,10 +210,18 @@ def _named(names: list[str]) -> str:
     return ", ".join(repr(name[:80]) for name in sorted(names)[:MOST_NAMED]) + rest
 
 
-def _files(fs: Fs, folder: Path, prefix: str, algorithm: str, max_bytes: int, deep: int) -> Iterator[tuple[str, FileFacts]]:
-    """Every file below `folder`; links and what is no regular file are kept with the reason, and not followed."""
+def _files(
+    fs: Fs, folder: Path, prefix: str, algorithm: str, max_bytes: int, deep: int
+) -> Iterator[tuple[str, FileFacts]]:
+    """Every file below `folder`; links and what is no regular file are kept with the reason, and
+    not followed.
+    """
     if not deep:
-        raise ConfigError(str(folder), f"has more than {MOST_DEEP} levels of folders", "name the folders that hold the files")
+        raise ConfigError(
+            str(folder),
+            f"has more than {MOST_DEEP} levels of folders",
+            "name the folders that hold the files",
+        )
     home = fs.open(folder, FOLDER)
     try:
         for name in fs.listdir(folder):
@@ -189,8 +241,8 @@ def _files(fs: Fs, folder: Path, prefix: str, algorithm: str, max_bytes: int, de
 
 
 def examine(fs: Fs, folder: int, name: str, algorithm: str, max_bytes: int) -> FileFacts:
-    """The facts of the regular file `name` in the open `folder`; RefusedFile or StorageError if it cannot be read as one. `max_bytes`: how much its
-    tensors may have, unpacked.
+    """The facts of the regular file `name` in the open `folder`; RefusedFile or StorageError if it
+    cannot be read as one. `max_bytes`: how much its tensors may have, unpacked.
     """
     fd, size = open_regular(fs, folder, name, trust_owner=True)
     try:
@@ -200,7 +252,11 @@ def examine(fs: Fs, folder: int, name: str, algorithm: str, max_bytes: int) -> F
                 return FileFacts(size, whole, dict(safetensors_facts(fs, fd, size, algorithm)))
             if name.endswith((".npz", ".npy")):
                 with open(fd, "rb", closefd=False) as file:
-                    found = npz_facts(file, algorithm, max_bytes) if name.endswith(".npz") else iter([("", npy_facts(file, algorithm, max_bytes)[0])])
+                    found = (
+                        npz_facts(file, algorithm, max_bytes)
+                        if name.endswith(".npz")
+                        else iter([("", npy_facts(file, algorithm, max_bytes)[0])])
+                    )
                     return FileFacts(size, whole, dict(found))
         except Exception as error:  # zipfile, zlib and numpy raise many types for damaged files
             return FileFacts(size, whole, problem=first_line(error, 160))
@@ -209,7 +265,9 @@ def examine(fs: Fs, folder: int, name: str, algorithm: str, max_bytes: int) -> F
         fs.close(fd)
 
 
-def safetensors_facts(fs: Fs, fd: int, size: int, algorithm: str) -> Iterator[tuple[str, TensorFacts]]:
+def safetensors_facts(
+    fs: Fs, fd: int, size: int, algorithm: str
+) -> Iterator[tuple[str, TensorFacts]]:
     """The tensors of a safetensors file by name. ValueError where header and size disagree."""
     if size < 8:
         raise ValueError("no safetensors file")
@@ -218,7 +276,9 @@ def safetensors_facts(fs: Fs, fd: int, size: int, algorithm: str) -> Iterator[tu
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
     end = start = 8 + length
-    spans = sorted((*_span(name, entry), name) for name, entry in header.items() if name != "__metadata__")
+    spans = sorted(
+        (*_span(name, entry), name) for name, entry in header.items() if name != "__metadata__"
+    )
     for begin, stop, name in spans:
         if start + begin != end:
             raise ValueError(f"a gap or an overlap before {name[:80]!r}")
@@ -237,11 +297,17 @@ def safetensors_facts(fs: Fs, fd: int, size: int, algorithm: str) -> Iterator[tu
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
-    sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"} and isinstance(entry["dtype"], str)
+    sound = (
+        isinstance(entry, dict)
+        and entry.keys() == {"dtype", "shape", "data_offsets"}
+        and isinstance(entry["dtype"], str)
+    )
     if not sound or not all(isinstance(entry[key], list) for key in ("shape", "data_offsets")):
         raise ValueError(f"entry of {name[:80]!r}")
     numbers = [*entry["shape"], *entry["data_offsets"]]
-    if len(entry["data_offsets"]) != 2 or not all(type(number) is int and number >= 0 for number in numbers):
+    if len(entry["data_offsets"]) != 2 or not all(
+        type(number) is int and number >= 0 for number in numbers
+    ):
         raise ValueError(f"shape or offsets of {name[:80]!r}")
     begin, end = entry["data_offsets"]
     width = _SAFETENSORS.get(entry["dtype"], (0, ""))[0]
@@ -265,9 +331,15 @@ def npz_facts(file: IO[bytes], algorithm: str, max_bytes: int) -> Iterator[tuple
 
 
 def npy_facts(file: IO[bytes], algorithm: str, most: int) -> tuple[TensorFacts, int]:
-    """One array in numpy's format and its bytes, read piece by piece: what a header promises is not allocated; at most `most` are unpacked."""
+    """One array in numpy's format and its bytes, read piece by piece: what a header promises is not
+    allocated; at most `most` are unpacked.
+    """
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("holds Python objects, which only unpickling would read")
@@ -281,11 +353,18 @@ def npy_facts(file: IO[bytes], algorithm: str, most: int) -> tuple[TensorFacts, 
     while left:
         piece = _exactly(file, min(max(1, PIECE // width) * width, left))
         state.update(piece)
-        finite = finite and (dtype.kind not in "fc" or bool(np.isfinite(np.frombuffer(piece, dtype=dtype)).all()))
+        finite = finite and (
+            dtype.kind not in "fc" or bool(np.isfinite(np.frombuffer(piece, dtype=dtype)).all())
+        )
         left -= len(piece)
     if file.read(1):
         raise ValueError("bytes after its end")
-    return TensorFacts(kind + " F" * fortran, tuple(int(number) for number in shape), state.hexdigest(), finite), size
+    return (
+        TensorFacts(
+            kind + " F" * fortran, tuple(int(number) for number in shape), state.hexdigest(), finite
+        ),
+        size,
+    )
 
 
 def _exactly(file: IO[bytes], count: int) -> bytes:

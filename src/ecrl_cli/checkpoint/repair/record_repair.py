@@ -1,7 +1,8 @@
 """Repairs the records of a checkpoint in memory: tries every bit until the record matches its hash.
 
-MANIFEST grows with the checkpoint, and the search with its square: a large one is rebuilt from the parts instead. The result is not trusted: the
-SHA-256 of the rebuilt manifest must match the one in COMMIT.
+MANIFEST grows with the checkpoint, and the search with its square: a large one is rebuilt from the
+parts instead. The result is not trusted: the SHA-256 of the rebuilt manifest must match the one in
+COMMIT.
 """
 
 from __future__ import annotations
@@ -14,9 +15,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
-from ecrl_cli.checkpoint.format.hashing import chunk_sums, document_entry, hexdigest, leaves, root, streamed, tensor_prefix
+from ecrl_cli.checkpoint.format.hashing import (
+    chunk_sums,
+    document_entry,
+    hexdigest,
+    leaves,
+    root,
+    streamed,
+    tensor_prefix,
+)
 from ecrl_cli.checkpoint.format.image import DTYPES, TensorSpec
-from ecrl_cli.checkpoint.format.manifest import MAX_DIMS, Commit, Manifest, PartEntry, TensorEntry, encoded_part, read_commit, read_manifest
+from ecrl_cli.checkpoint.format.manifest import (
+    MAX_DIMS,
+    Commit,
+    Manifest,
+    PartEntry,
+    TensorEntry,
+    encoded_part,
+    read_commit,
+    read_manifest,
+)
 from ecrl_cli.checkpoint.format.names import TRAIN
 from ecrl_cli.checkpoint.format.tensor_table import header_length
 from ecrl_cli.checkpoint.repair.damage import BitFlip, flipped, search, search_by_hash
@@ -52,7 +70,9 @@ Entries = Callable[[Form], dict[str, PartEntry]]
 
 @dataclass(frozen=True)
 class RepairedRecord(Generic[_T]):
-    """A record of `bytes` bytes: its value (None: it cannot be repaired) and the bits that had to be flipped."""
+    """A record of `bytes` bytes: its value (None: it cannot be repaired) and the bits that had to
+    be flipped.
+    """
 
     value: _T | None
     bytes: int
@@ -62,11 +82,15 @@ class RepairedRecord(Generic[_T]):
 def repair_commit(data: bytes) -> RepairedRecord[Commit]:
     """Repair COMMIT, which carries its own hash."""
     flip = None if _is_commit(data) or len(data) > MAX_COMMIT_SEARCH else search(data, _is_commit)
-    return RepairedRecord(_commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0))
+    return RepairedRecord(
+        _commit(flipped(data, flip) if flip else data), len(data), _moved(flip, 0)
+    )
 
 
 def repair_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecord[Manifest]:
-    """Repair MANIFEST, whose `sha256` is in COMMIT; `entries` rebuilds its part entries from the files."""
+    """Repair MANIFEST, whose `sha256` is in COMMIT; `entries` rebuilds its part entries from the
+    files.
+    """
     flips: tuple[BitFlip, ...] = ()
     if hashlib.sha256(data).hexdigest() != sha256:
         flips = _moved(search_by_hash(data, sha256) if len(data) <= MAX_SEARCH else None, 0)
@@ -82,37 +106,64 @@ def repair_manifest(data: bytes, sha256: str, entries: Entries) -> RepairedRecor
 
 
 def repair_sidecar(data: bytes, entry: Entries) -> RepairedRecord[Manifest]:
-    """Repair a sidecar: commit, manifest and the text of train.json each have a hash, so only the damaged one is searched.
-    `entry` rebuilds the entry of the data file."""
+    """Repair a sidecar: commit, manifest and the text of train.json each have a hash, so only the
+    damaged one is searched. `entry` rebuilds the entry of the data file.
+    """
     spans = _split(data)
     if spans is None:
-        flip = search(data, lambda changed: _manifest_of(changed) is not None) if len(data) <= MAX_SEARCH else None
-        return RepairedRecord(_manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0))
+        flip = (
+            search(data, lambda changed: _manifest_of(changed) is not None)
+            if len(data) <= MAX_SEARCH
+            else None
+        )
+        return RepairedRecord(
+            _manifest_of(flipped(data, flip)) if flip else None, len(data), _moved(flip, 0)
+        )
     (commit_at, commit), (manifest_at, manifest), (train_at, train) = spans
     mended = repair_commit(commit)
 
     def entries(form: Form) -> dict[str, PartEntry]:
-        return entry(form) | {TRAIN: document_entry(str(json.loads(train)).encode(), form.digest, form.version)}
+        return entry(form) | {
+            TRAIN: document_entry(str(json.loads(train)).encode(), form.digest, form.version)
+        }
 
-    text = repair_manifest(manifest, mended.value.manifest_sha256, entries) if mended.value else None
+    text = (
+        repair_manifest(manifest, mended.value.manifest_sha256, entries) if mended.value else None
+    )
     if text is None or text.value is None or TRAIN not in text.value.parts:
         return RepairedRecord(None, len(data))
     manifest_value, flip = text.value, None
     if not _is_train(train, manifest_value):
-        flip = search(train, lambda changed: _is_train(changed, manifest_value)) if len(train) <= MAX_SEARCH else None
+        flip = (
+            search(train, lambda changed: _is_train(changed, manifest_value))
+            if len(train) <= MAX_SEARCH
+            else None
+        )
         if flip is None:
             return RepairedRecord(None, len(data))
     moved = [(mended.flips, commit_at), (text.flips, manifest_at), (_moved(flip, 0), train_at)]
-    return RepairedRecord(text.value, len(data), tuple(changed for flips, start in moved for each in flips for changed in _moved(each, start)))
+    return RepairedRecord(
+        text.value,
+        len(data),
+        tuple(
+            changed for flips, start in moved for each in flips for changed in _moved(each, start)
+        ),
+    )
 
 
 def _split(data: bytes) -> tuple[tuple[int, bytes], ...] | None:
-    """Offset and bytes of the three values of a canonical sidecar; None if the JSON around them is damaged."""
+    """Offset and bytes of the three values of a canonical sidecar; None if the JSON around them is
+    damaged.
+    """
     first, second, third, last = _SIDECAR
     middle, end = data.find(second), data.rfind(third)
     if not (data.startswith(first) and data.endswith(last) and 0 <= middle < end):
         return None
-    bounds = [(len(first), middle), (middle + len(second), end), (end + len(third), len(data) - len(last))]
+    bounds = [
+        (len(first), middle),
+        (middle + len(second), end),
+        (end + len(third), len(data) - len(last)),
+    ]
     return tuple((start, data[start:stop]) for start, stop in bounds)
 
 
@@ -134,7 +185,10 @@ def _manifest_of(data: bytes) -> Manifest | None:
 def _is_train(text: bytes, manifest: Manifest) -> bool:
     with suppress(ValueError, RecursionError):
         value = json.loads(text)
-        return isinstance(value, str) and hexdigest(manifest.digest, value.encode()) == manifest.parts[TRAIN].digest
+        return (
+            isinstance(value, str)
+            and hexdigest(manifest.digest, value.encode()) == manifest.parts[TRAIN].digest
+        )
     return False
 
 
@@ -153,10 +207,15 @@ def _moved(flip: BitFlip | None, by: int) -> tuple[BitFlip, ...]:
 
 
 def rebuild_manifest(data: bytes, sha256: str, entries: Entries) -> tuple[BitFlip, ...]:
-    """The flipped bits of the manifest `data`: those where its parts differ from `entries`, and at most one outside of them.
-    Empty if undoing them does not give `sha256`; raises what `entries` raises if the parts cannot be read."""
+    """The flipped bits of the manifest `data`: those where its parts differ from `entries`, and at
+    most one outside of them. Empty if undoing them does not give `sha256`; raises what `entries`
+    raises if the parts cannot be read.
+    """
     # the form that the text shows first: each costs a pass over the parts
-    shown = {form: b'"chunk_crc32"' if form.version == 1 else f'"digest":"{form.digest}"'.encode() for form in _FORMS}
+    shown = {
+        form: b'"chunk_crc32"' if form.version == 1 else f'"digest":"{form.digest}"'.encode()
+        for form in _FORMS
+    }
     likely = sorted(_FORMS, key=lambda form: shown[form] not in data)
     return next((flips for form in likely if (flips := _rebuilt(data, sha256, form, entries))), ())
 
@@ -165,20 +224,36 @@ def _rebuilt(data: bytes, sha256: str, form: Form, entries: Entries) -> tuple[Bi
     begin, end = data.find(_OPEN) + len(_OPEN), data.rfind(_CLOSE)
     if begin < len(_OPEN) or end < begin:
         return ()
-    parts = canonical_json({name: encoded_part(entry, form.version) for name, entry in entries(form).items()})
+    parts = canonical_json(
+        {name: encoded_part(entry, form.version) for name, entry in entries(form).items()}
+    )
     made = data[:begin] + parts + data[end:]
     if len(made) != len(data):
         return ()
     if hashlib.sha256(made).hexdigest() != sha256:
         if (begin + len(made) - end) * 8 * len(made) > MAX_HASHED:
             return ()
-        outside = (BitFlip(offset, bit) for offset in (*range(begin), *range(end, len(made))) for bit in range(8))
-        flip = next((flip for flip in outside if hashlib.sha256(flipped(made, flip)).hexdigest() == sha256), None)
+        outside = (
+            BitFlip(offset, bit)
+            for offset in (*range(begin), *range(end, len(made)))
+            for bit in range(8)
+        )
+        flip = next(
+            (flip for flip in outside if hashlib.sha256(flipped(made, flip)).hexdigest() == sha256),
+            None,
+        )
         if flip is None:
             return ()
         made = flipped(made, flip)
-    changed = [offset for offset, (one, other) in enumerate(zip(data, made, strict=True)) if one != other]
-    flips = [BitFlip(offset, bit) for offset in changed[:MAX_DIFFERENCES] for bit in range(8) if (data[offset] ^ made[offset]) >> bit & 1]
+    changed = [
+        offset for offset, (one, other) in enumerate(zip(data, made, strict=True)) if one != other
+    ]
+    flips = [
+        BitFlip(offset, bit)
+        for offset in changed[:MAX_DIFFERENCES]
+        for bit in range(8)
+        if (data[offset] ^ made[offset]) >> bit & 1
+    ]
     return tuple(flips) if len(changed) <= MAX_DIFFERENCES >= len(flips) else ()
 
 
@@ -190,10 +265,16 @@ def rebuild_entry(fs: Fs, fd: int, size: int, name: str, form: Form, limit: int)
         return document_entry(read_small(fs, fd, size, limit), form.digest, form.version)
     if size > limit:
         raise ValueError(f"{size} bytes, at most {limit} are read")
-    sums = tuple(crc for piece in pieces(fs, fd, 0, size) for crc in chunk_sums(piece, form.version))
+    sums = tuple(
+        crc for piece in pieces(fs, fd, 0, size) for crc in chunk_sums(piece, form.version)
+    )
     entry = PartEntry(size, "", sums, _tensors(fs, fd, size, form.digest))
     digests = [
-        entry.tensors[leaf.place.spec.name].digest if leaf.place else streamed(form.digest, leaf.prefix, pieces(fs, fd, leaf.start, leaf.end))
+        (
+            entry.tensors[leaf.place.spec.name].digest
+            if leaf.place
+            else streamed(form.digest, leaf.prefix, pieces(fs, fd, leaf.start, leaf.end))
+        )
         for leaf in leaves(name, entry, form.version)
     ]
     return replace(entry, digest=root(form.digest, digests))
@@ -207,13 +288,18 @@ def _tensors(fs: Fs, fd: int, size: int, digest: str) -> dict[str, TensorEntry]:
     specs = {name: _spec(name, item) for name, item in header.items()}
     if sum(end - begin for _, begin, end in specs.values()) > size:
         raise ValueError("tensors overlap")  # and would be hashed many times
-    return {name: _tensor(fs, fd, spec, 8 + length + begin, 8 + length + end, digest) for name, (spec, begin, end) in specs.items()}
+    return {
+        name: _tensor(fs, fd, spec, 8 + length + begin, 8 + length + end, digest)
+        for name, (spec, begin, end) in specs.items()
+    }
 
 
 def _spec(name: str, item: Any) -> tuple[TensorSpec, int, int]:
     try:
         begin, end = (int(number) for number in item["data_offsets"])
-        spec = TensorSpec(name, _TORCH[item["dtype"]], tuple(int(number) for number in item["shape"]))
+        spec = TensorSpec(
+            name, _TORCH[item["dtype"]], tuple(int(number) for number in item["shape"])
+        )
     except (KeyError, TypeError) as error:
         raise ValueError("an entry of the header") from error
     if len(spec.shape) > MAX_DIMS or min(spec.shape, default=0) < 0:

@@ -1,4 +1,6 @@
-"""Writes a repaired copy of a damaged checkpoint: into a new folder, never in place, and only if the copy passes the integrity check."""
+"""Writes a repaired copy of a damaged checkpoint: into a new folder, never in place, and only if
+the copy passes the integrity check.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,44 @@ from ecrl_cli.storage.safe_read import RefusedFile, open_regular, pieces
 
 
 def check_folder(out: Path, keep_out: Path) -> None:
-    """RunDirectoryError unless `out` is new or empty, and outside of `keep_out`, the folder of the damaged checkpoints."""
-    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(keep_out)):  # realpath also handles loops of links
-        raise RunDirectoryError(shown(str(out)), "lies among the checkpoints that are looked at", "name a folder elsewhere")
+    """RunDirectoryError unless `out` is new or empty, and outside of `keep_out`, the folder of the
+    damaged checkpoints.
+    """
+    # realpath also handles loops of links
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(keep_out)):
+        raise RunDirectoryError(
+            shown(str(out)),
+            "lies among the checkpoints that are looked at",
+            "name a folder elsewhere",
+        )
     if not out.parent.is_dir():
-        raise RunDirectoryError(shown(str(out.parent)), "does not exist", "make it, or name another folder")
+        raise RunDirectoryError(
+            shown(str(out.parent)), "does not exist", "make it, or name another folder"
+        )
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
         raise RunDirectoryError(shown(str(out)), "is not an empty folder", "name a new one")
 
 
-def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> Path:
-    """Write a copy of the checkpoint at `path`, with the damage in `diagnosis` repaired, under its name into `out` (created if missing);
-    returns the copy's path.
+def repair(
+    path: Path,
+    diagnosis: Diagnosis,
+    out: Path,
+    config: IntegrityConfig | None = None,
+    fs: Fs | None = None,
+) -> Path:
+    """Write a copy of the checkpoint at `path`, with the damage in `diagnosis` repaired, under its
+    name into `out` (created if missing); returns the copy's path.
 
-    The copy gets its name once it is durable and passes the integrity check; StorageError, leaving nothing behind, if that fails.
+    The copy gets its name once it is durable and passes the integrity check; StorageError, leaving
+    nothing behind, if that fails.
     """
     fs, config = fs or PosixFs(), config or IntegrityConfig(trust_owner=True)
     if not diagnosis.repairable:
-        raise StorageError("repair", f"{path.name} is damaged beyond what its hashes can confirm", "resume from another checkpoint")
+        raise StorageError(
+            "repair",
+            f"{path.name} is damaged beyond what its hashes can confirm",
+            "resume from another checkpoint",
+        )
     if not out.is_dir():
         fs.mkdir(out)
     stage = out / f"{STAGE_PREFIX}repair.{secrets.token_hex(4)}"
@@ -44,10 +66,13 @@ def repair(path: Path, diagnosis: Diagnosis, out: Path, config: IntegrityConfig 
         _write(fs, path, stage, diagnosis.sources, config)
         report = verify_checkpoint(stage / path.name, config, fs)
         if not report.ok:
-            fact = f"the corrected copy of {path.name} is refused by {report.layer}: {report.reason}"
+            fact = (
+                f"the corrected copy of {path.name} is refused by {report.layer}: {report.reason}"
+            )
             raise StorageError("repair", fact, "nothing was kept; resume from another checkpoint")
         made_at = stage / path.name
-        for made in (made_at, sidecar_of(made_at)) if path.suffix else (made_at,):  # the sidecar, which commits it, last
+        # the sidecar, which commits it, last
+        for made in (made_at, sidecar_of(made_at)) if path.suffix else (made_at,):
             fs.rename(made, out / made.name, replace=False)
         fs.fsyncdir(out)
         fs.fsyncdir(out.parent)
@@ -89,7 +114,9 @@ def _copy(fs: Fs, folder: int, source: Source, target: Path, config: IntegrityCo
         finally:
             fs.close(made)
     except RefusedFile as error:
-        raise StorageError("repair", f"{source.name} {error}", "it changed since it was looked at") from error
+        raise StorageError(
+            "repair", f"{source.name} {error}", "it changed since it was looked at"
+        ) from error
     finally:
         fs.close(fd)
 

@@ -1,4 +1,6 @@
-"""Scrubbing: checks the checkpoints in a folder, newest first, for whether each could still be loaded. Changes nothing."""
+"""Scrubbing: checks the checkpoints in a folder, newest first, for whether each could still be
+loaded. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.hashing import workers
-from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, REJECTED_PREFIX, STAGE_PREFIX, STEP_NAME, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import (
+    LATEST,
+    LATEST_OK,
+    LEASE,
+    REJECTED_PREFIX,
+    STAGE_PREFIX,
+    STEP_NAME,
+    TRASH_PREFIX,
+)
 from ecrl_cli.checkpoint.repair.diagnose import Diagnosis, diagnose
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, entry_of
@@ -29,8 +39,9 @@ _OURS = (LATEST, LATEST_OK, LEASE)
 
 @dataclass(frozen=True)
 class ScrubConfig:
-    """`sample`: how many are checked as long as all of them are valid (0: all). `deep`: hash the tensors of `.pt` files and of format version 1
-    too. By default any owner is trusted."""
+    """`sample`: how many are checked as long as all of them are valid (0: all). `deep`: hash the
+    tensors of `.pt` files and of format version 1 too. By default any owner is trusted.
+    """
 
     sample: int = 0
     deep: bool = False
@@ -51,8 +62,11 @@ class ScrubResult:
 
 @dataclass(frozen=True)
 class Scrub:
-    """The result of a scrub. `looked`: newest first; `total`: how many there are; `spread`: a rejected one in the sample led to checking all.
-    `pointers`: what is wrong with latest.json and latest_ok; `aside`: rejected, staged and trashed names, which do not count."""
+    """The result of a scrub. `looked`: newest first; `total`: how many there are; `spread`: a
+    rejected one in the sample led to checking all.
+    `pointers`: what is wrong with latest.json and latest_ok; `aside`: rejected, staged and trashed
+    names, which do not count.
+    """
 
     folder: Path
     looked: tuple[ScrubResult, ...]
@@ -69,13 +83,24 @@ class Scrub:
 def holds_checkpoints(folder: Path) -> bool:
     """Whether anything in `folder` has a name of the checkpoint protocol."""
     return any(
-        STEP_NAME.match(path.name) or _SIDECAR.match(path.name) or path.name in _OURS or path.name.startswith(_ASIDE) for path in folder.iterdir()
+        STEP_NAME.match(path.name)
+        or _SIDECAR.match(path.name)
+        or path.name in _OURS
+        or path.name.startswith(_ASIDE)
+        for path in folder.iterdir()
     )
 
 
-def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig | None = None, fs: Fs | None = None) -> Scrub:
-    """Check the checkpoints in `folder`: all and the pointers, or only those named in `names`. A writer may be at work meanwhile.
-    StorageError if the folder cannot be listed, or if this process lacks descriptors or memory."""
+def scrub(
+    folder: Path,
+    names: Sequence[str] | None = None,
+    config: ScrubConfig | None = None,
+    fs: Fs | None = None,
+) -> Scrub:
+    """Check the checkpoints in `folder`: all and the pointers, or only those named in `names`. A
+    writer may be at work meanwhile. StorageError if the folder cannot be listed, or if this process
+    lacks descriptors or memory.
+    """
     config, fs = config or ScrubConfig(), fs or PosixFs()
     entries = [entry for entry in _entries(fs, folder) if names is None or entry.path.name in names]
     sample = sampled(entries, config.sample)
@@ -88,14 +113,18 @@ def scrub(folder: Path, names: Sequence[str] | None = None, config: ScrubConfig 
         return Scrub(folder, _in_order(entries, looked), total, spread, (), ())
     refused = {entry.path.name for entry, one in looked.items() if not one.ok}
     aside = tuple(name for name in fs.listdir(folder) if name.startswith(_ASIDE))
-    return Scrub(folder, _in_order(entries, looked), total, spread, _pointers(fs, folder, refused), aside)
+    return Scrub(
+        folder, _in_order(entries, looked), total, spread, _pointers(fs, folder, refused), aside
+    )
 
 
 def _entries(fs: Fs, folder: Path) -> list[CheckpointEntry]:
     """As `catalog.entries`, plus single files of which only the sidecar is left."""
     found = catalog.entries(fs, folder)
     stems = {entry.path.stem for entry in found}
-    lost = [name for name in fs.listdir(folder) if _SIDECAR.match(name) and Path(name).stem not in stems]
+    lost = [
+        name for name in fs.listdir(folder) if _SIDECAR.match(name) and Path(name).stem not in stems
+    ]
     found += [entry_of(folder / f"{Path(name).stem}.safetensors") for name in lost]
     return sorted(found, key=lambda entry: (entry.global_step, entry.path.name), reverse=True)
 
@@ -107,19 +136,40 @@ def sampled(entries: list[CheckpointEntry], count: int) -> list[CheckpointEntry]
     return [entries[number * (len(entries) - 1) // max(1, count - 1)] for number in range(count)]
 
 
-def _look(entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs) -> dict[CheckpointEntry, ScrubResult]:
+def _look(
+    entries: list[CheckpointEntry], config: ScrubConfig, fs: Fs
+) -> dict[CheckpointEntry, ScrubResult]:
     """The result for each entry, without those that were retired meanwhile, which is no damage."""
-    with ThreadPoolExecutor(workers()) as pool:  # reads of one checkpoint overlap with hashing of another
-        reports = list(pool.map(lambda entry: verify_checkpoint(entry.path, config.integrity, fs, once=not config.deep), entries))
+    # reads of one checkpoint overlap with hashing of another
+    with ThreadPoolExecutor(workers()) as pool:
+        reports = list(
+            pool.map(
+                lambda entry: verify_checkpoint(
+                    entry.path, config.integrity, fs, once=not config.deep
+                ),
+                entries,
+            )
+        )
     for report in reports:
         if report.unread is not None and report.unread.errno in catalog.PASSING:
             raise report.unread
-    diagnoses = [None if report.ok else diagnose(report.path, config.integrity, fs) for report in reports]
-    looked = {entry: ScrubResult(report, found) for entry, report, found in zip(entries, reports, diagnoses, strict=True)}
-    return {entry: one for entry, one in looked.items() if one.ok or any(_exists(fs, path) for path in entry.files)}
+    diagnoses = [
+        None if report.ok else diagnose(report.path, config.integrity, fs) for report in reports
+    ]
+    looked = {
+        entry: ScrubResult(report, found)
+        for entry, report, found in zip(entries, reports, diagnoses, strict=True)
+    }
+    return {
+        entry: one
+        for entry, one in looked.items()
+        if one.ok or any(_exists(fs, path) for path in entry.files)
+    }
 
 
-def _in_order(entries: list[CheckpointEntry], looked: dict[CheckpointEntry, ScrubResult]) -> tuple[ScrubResult, ...]:
+def _in_order(
+    entries: list[CheckpointEntry], looked: dict[CheckpointEntry, ScrubResult]
+) -> tuple[ScrubResult, ...]:
     return tuple(looked[entry] for entry in entries if entry in looked)
 
 

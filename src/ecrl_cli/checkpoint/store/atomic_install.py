@@ -1,7 +1,9 @@
-"""Writes a checkpoint in memory to files under their final names: the commit protocol up to the acknowledgement.
+"""Writes a checkpoint in memory to files under their final names: the commit protocol up to the
+acknowledgement.
 
-Group: a folder, built in `.stage_*` and renamed as a whole. Single: one file and its sidecar, each renamed; the sidecar is the commit.
-Without `mode.atomic` the files are written under their final names, and only the commit record, written last, makes them count.
+Group: a folder, built in `.stage_*` and renamed as a whole. Single: one file and its sidecar, each
+renamed; the sidecar is the commit. Without `mode.atomic` the files are written under their final
+names, and only the commit record, written last, makes them count.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.manifest import Commit, Manifest, PartEntry, make_commit
-from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, STEP_METADATA, step_name
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    DIGEST,
+    FORMAT_VERSION,
+    MANIFEST,
+    STAGE_PREFIX,
+    STEP_METADATA,
+    step_name,
+)
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import StorageError
 from ecrl_cli.linux.clock import monotonic
@@ -72,16 +82,29 @@ class CommitJob:
         return hasher.entries()
 
     def records(self, entries: dict[str, PartEntry]) -> tuple[bytes, bytes]:
-        """The bytes of MANIFEST and COMMIT for these parts. StorageError if they hold another state than the rank logged."""
+        """The bytes of MANIFEST and COMMIT for these parts. StorageError if they hold another state
+        than the rank logged.
+        """
         self.hashed_at = monotonic()
         self.files_at = self.files_at or self.hashed_at
         stamp, logged = self.image.stamp, self.image.state_digest
         if logged and (held := logged_digest(entries)) != logged:
-            fact = f"step {stamp.global_step} would be saved as {held[:8]}, rank 0 logged {logged[:8]} behind it"
-            raise StorageError("capture", fact, "nothing was committed; if it comes back, use checkpoint.capture=copy")
-        self.manifest = Manifest(FORMAT_VERSION, attempt=self.attempt, parts=entries, digest=self.digest, **encode(stamp))
+            fact = (
+                f"step {stamp.global_step} would be saved as {held[:8]}, rank 0 logged {logged[:8]}"
+                " behind it"
+            )
+            raise StorageError(
+                "capture",
+                fact,
+                "nothing was committed; if it comes back, use checkpoint.capture=copy",
+            )
+        self.manifest = Manifest(
+            FORMAT_VERSION, attempt=self.attempt, parts=entries, digest=self.digest, **encode(stamp)
+        )
         manifest = self.manifest.encoded()
-        self.commit = make_commit(self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key)
+        self.commit = make_commit(
+            self.manifest, hashlib.sha256(manifest).hexdigest(), self.previous, self.key
+        )
         return manifest, self.commit.encoded()
 
     def memory_of(self, name: str) -> memoryview:
@@ -94,9 +117,11 @@ def _always() -> bool:
 
 
 class Installer(Protocol):
-    """`build` writes the files under names that do not count yet; `install` renames them to their final names; `undo` removes them.
+    """`build` writes the files under names that do not count yet; `install` renames them to their
+    final names; `undo` removes them.
 
-    `undo` removes what already has its final name only if the store is still `ours`: a newer attempt may have taken the name.
+    `undo` removes what already has its final name only if the store is still `ours`: a newer
+    attempt may have taken the name.
     """
 
     @property
@@ -152,7 +177,10 @@ class SingleInstaller:
         self.target = work.root / self.part.name
         self.sidecar = sidecar_of(self.target)
         stage = work.root / work.stage_name
-        self.names = [(stage.with_name(stage.name + path.suffix) if work.mode.atomic else path, path) for path in (self.target, self.sidecar)]
+        self.names = [
+            (stage.with_name(stage.name + path.suffix) if work.mode.atomic else path, path)
+            for path in (self.target, self.sidecar)
+        ]
         self._made: list[Path] = []
         self._inode = 0  # of the data file, once it is about to be renamed
 
@@ -165,7 +193,13 @@ class SingleInstaller:
         work.records(work.hashed(hasher))
         assert work.commit is not None
         (train,) = work.image.documents.values()
-        document = canonical_json({"commit": work.commit.document(), "manifest": encode(work.manifest), "train": train.decode()})
+        document = canonical_json(
+            {
+                "commit": work.commit.document(),
+                "manifest": encode(work.manifest),
+                "train": train.decode(),
+            }
+        )
         work.crash_point("before_commit")
         self._made.append(sidecar_path)
         work.write(sidecar_path, document, "half_commit")
@@ -190,13 +224,22 @@ class SingleInstaller:
                     self.work.fs.unlink(path)
 
     def _is_still_mine(self, path: Path, ours: Callable[[], bool]) -> bool:
-        """Whether a final name still refers to this save's file: another writer may have quarantined it and installed its own."""
+        """Whether a final name still refers to this save's file: another writer may have
+        quarantined it and installed its own.
+        """
         return ours() and (not self._inode or self.work.fs.stat(path).st_ino == self._inode)
 
 
 def logged_digest(entries: dict[str, PartEntry]) -> str:
-    """One digest of the parameters, buffers and optimizer in these parts, defined as in a rank's log line."""
-    tensors = [[name, tensor.digest] for part in entries.values() for name, tensor in part.tensors.items() if not name.startswith("rng.")]
+    """One digest of the parameters, buffers and optimizer in these parts, defined as in a rank's
+    log line.
+    """
+    tensors = [
+        [name, tensor.digest]
+        for part in entries.values()
+        for name, tensor in part.tensors.items()
+        if not name.startswith("rng.")
+    ]
     return digest(sorted(tensors))
 
 
@@ -213,5 +256,6 @@ def remove_group(fs: Fs, folder: Path) -> None:
         except StorageError as error:
             if error.errno not in (errno.EISDIR, errno.EPERM):
                 raise
-            remove_group(fs, folder / name)  # only other checkpointers have folders in a checkpoint's
+            # only other checkpointers have folders in a checkpoint's
+            remove_group(fs, folder / name)
     fs.rmdir(folder)

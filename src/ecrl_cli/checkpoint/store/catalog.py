@@ -18,9 +18,11 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.writing import TEMPORARY
 
 _STALE = (errno.ENOENT, errno.ESTALE)
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)  # errors of this process, not of a checkpoint
+# errors of this process, not of a checkpoint
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _LATE = tuple(errno.errorcode[number] for number in _STALE)  # how a StorageError's text begins
-_LOOKS, _LATE_NAMES = 8, 16  # most searches of a changing folder; most rejected names that are checked again
+# most searches of a changing folder; most rejected names that are checked again
+_LOOKS, _LATE_NAMES = 8, 16
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class CheckpointEntry:
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """The newest checkpoint that passed the integrity check, if any, and the newer ones that failed."""
+    """The newest checkpoint that passed the integrity check, if any, and the newer ones that
+    failed.
+    """
 
     report: IntegrityReport | None
     rejected: tuple[Rejected, ...]
@@ -69,11 +73,14 @@ def _listed(fs: Fs, root: Path) -> list[str]:
         if error.errno == errno.ENOENT:
             return []
         raise
-    return sorted((name for name in names if STEP_NAME.match(name)), reverse=True)  # steps have a fixed width, so name order is step order
+    # steps have a fixed width, so name order is step order
+    return sorted((name for name in names if STEP_NAME.match(name)), reverse=True)
 
 
 def _names(fs: Fs, root: Path) -> list[str]:
-    """The names in `root`; listed again after ENOENT or ESTALE, which may come from a network file system's stale cache."""
+    """The names in `root`; listed again after ENOENT or ESTALE, which may come from a network file
+    system's stale cache.
+    """
     try:
         return fs.listdir(root)
     except StorageError as error:
@@ -85,9 +92,10 @@ def _names(fs: Fs, root: Path) -> list[str]:
 def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
     """Examine checkpoints from the newest down until one passes. Changes nothing.
 
-    A writer may be at work meanwhile: if one is rejected and the folder has changed, the search restarts. A file that a network file
-    system may only be late to show (ENOENT, ESTALE) is checked again before it counts as rejected. StorageError if this process lacks
-    descriptors or memory: skipping a valid checkpoint for that would lose it.
+    A writer may be at work meanwhile: if one is rejected and the folder has changed, the search
+    restarts. A file that a network file system may only be late to show (ENOENT, ESTALE) is checked
+    again before it counts as rejected. StorageError if this process lacks descriptors or memory:
+    skipping a valid checkpoint for that would lose it.
     """
     for _ in range(_LOOKS):
         listed = _listed(fs, root)
@@ -97,7 +105,9 @@ def newest_valid(fs: Fs, root: Path, examine: Callable[[Path], IntegrityReport])
     return _looked_again(choice, root, examine)
 
 
-def _first_valid(listed: Iterable[CheckpointEntry], root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
+def _first_valid(
+    listed: Iterable[CheckpointEntry], root: Path, examine: Callable[[Path], IntegrityReport]
+) -> ResumeChoice:
     rejected: list[Rejected] = []
     for entry in listed:
         report = examine(entry.path)
@@ -105,12 +115,18 @@ def _first_valid(listed: Iterable[CheckpointEntry], root: Path, examine: Callabl
             return ResumeChoice(report, tuple(rejected))
         if report.unread is not None and report.unread.errno in PASSING:
             raise report.unread
-        rejected.append(Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason))
+        rejected.append(
+            Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason)
+        )
     return ResumeChoice(None, tuple(rejected))
 
 
-def _looked_again(choice: ResumeChoice, root: Path, examine: Callable[[Path], IntegrityReport]) -> ResumeChoice:
-    """`choice`, or a newer checkpoint that was rejected because a file was missing and passes now."""
+def _looked_again(
+    choice: ResumeChoice, root: Path, examine: Callable[[Path], IntegrityReport]
+) -> ResumeChoice:
+    """`choice`, or a newer checkpoint that was rejected because a file was missing and passes
+    now.
+    """
     for index, refused in enumerate(choice.rejected[:_LATE_NAMES]):
         if refused.reason.startswith(_LATE):
             report = examine(root.parent / refused.path)
@@ -120,7 +136,9 @@ def _looked_again(choice: ResumeChoice, root: Path, examine: Callable[[Path], In
 
 
 def quarantine(fs: Fs, entry: CheckpointEntry, prefix: str = REJECTED_PREFIX) -> tuple[Path, ...]:
-    """Rename the files of `entry` out of the way, the commit first; returns the new paths. The caller syncs the folder."""
+    """Rename the files of `entry` out of the way, the commit first; returns the new paths. The
+    caller syncs the folder.
+    """
     mark = secrets.token_hex(4)
     moved = []
     for path in entry.files:
@@ -136,7 +154,9 @@ def quarantine(fs: Fs, entry: CheckpointEntry, prefix: str = REJECTED_PREFIX) ->
 
 
 def discard(fs: Fs, paths: tuple[Path, ...]) -> None:
-    """Remove files and checkpoint folders. Errors are ignored: what remains does not count and only costs space."""
+    """Remove files and checkpoint folders. Errors are ignored: what remains does not count and only
+    costs space.
+    """
     for path in paths:
         with suppress(StorageError):
             _remove(fs, path)
@@ -153,4 +173,8 @@ def _remove(fs: Fs, path: Path) -> None:
 
 def leftovers(fs: Fs, root: Path) -> tuple[Path, ...]:
     """Stages, trash and temporary files left by a dead writer."""
-    return tuple(root / name for name in fs.listdir(root) if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY)))
+    return tuple(
+        root / name
+        for name in fs.listdir(root)
+        if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))
+    )

@@ -1,4 +1,6 @@
-"""Fencing: only the newest attempt that has claimed the store may commit; an older one that is still running is fenced off."""
+"""Fencing: only the newest attempt that has claimed the store may commit; an older one that is
+still running is fenced off.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ class FencingToken:
         self._fs, self._root = fs, root
 
     def claim(self, attempt: int) -> None:
-        """Let `attempt` commit and older ones no longer; Fenced if a newer one has already claimed the store.
+        """Let `attempt` commit and older ones no longer; Fenced if a newer one has already claimed
+        the store.
 
         Durable in every write mode: losing the token would let older attempts commit again.
         """
         if self.check(attempt) == attempt:
             return
-        replace_small(self._fs, self._root / LEASE, canonical_json({"attempt": attempt}), WriteMode())
+        replace_small(
+            self._fs, self._root / LEASE, canonical_json({"attempt": attempt}), WriteMode()
+        )
         self._fs.fsyncdir(self._root)
 
     def check(self, attempt: int) -> int:
@@ -40,7 +45,11 @@ class FencingToken:
         if holder < 0:
             holder = self._read()  # a network file system may show a new name late
         if holder > attempt:
-            raise Fenced("checkpoints", f"attempt {holder} owns the store, this is attempt {attempt}", "nothing was committed; stop this process")
+            raise Fenced(
+                "checkpoints",
+                f"attempt {holder} owns the store, this is attempt {attempt}",
+                "nothing was committed; stop this process",
+            )
         return holder
 
     def _read(self) -> int:
@@ -60,6 +69,8 @@ class FencingToken:
             raise
         except (RefusedFile, ValueError) as error:
             fact = f"{self._root / LEASE} is damaged ({error})"
-            raise StorageError("lease", fact, "remove it if no other process trains in this folder") from error
+            raise StorageError(
+                "lease", fact, "remove it if no other process trains in this folder"
+            ) from error
         finally:
             self._fs.close(folder)

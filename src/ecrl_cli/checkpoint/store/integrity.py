@@ -1,6 +1,8 @@
-"""The integrity check: whether a checkpoint may be loaded. Torch-free; never follows a link, never unpickles, never raises.
+"""The integrity check: whether a checkpoint may be loaded. Torch-free; never follows a link, never
+unpickles, never raises.
 
-It checks the layers in the order of `names.LAYERS` and parses nothing before its hash matches, except the commit record.
+It checks the layers in the order of `names.LAYERS` and parses nothing before its hash matches,
+except the commit record.
 """
 
 from __future__ import annotations
@@ -15,13 +17,46 @@ from pathlib import Path
 from typing import TypeVar
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse, parse_canonical
-from ecrl_cli.checkpoint.format.hashing import TITLES, TREE_FILES, Leaf, batches, hexdigest, leaves, new_hash, root, tensor_prefix, workers
+from ecrl_cli.checkpoint.format.hashing import (
+    TITLES,
+    TREE_FILES,
+    Leaf,
+    batches,
+    hexdigest,
+    leaves,
+    new_hash,
+    root,
+    tensor_prefix,
+    workers,
+)
 from ecrl_cli.checkpoint.format.image import TensorPlace
-from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, MAX_MANIFEST, Commit, Manifest, PartEntry, read_commit, read_manifest
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, STEP_NAME, TRAIN, must_be_finite
+from ecrl_cli.checkpoint.format.manifest import (
+    MAX_COMMIT,
+    MAX_MANIFEST,
+    Commit,
+    Manifest,
+    PartEntry,
+    read_commit,
+    read_manifest,
+)
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STEP_NAME,
+    TRAIN,
+    must_be_finite,
+)
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES, all_finite, tensor_table
 from ecrl_cli.checkpoint.format.train_document import check_place, check_train_document
-from ecrl_cli.checkpoint.store.step_metadata import StepMetadata, check_step, read_step_metadata, step_in
+from ecrl_cli.checkpoint.store.step_metadata import (
+    StepMetadata,
+    check_step,
+    read_step_metadata,
+    step_in,
+)
 from ecrl_cli.config.checkpointers import CheckpointerKind
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import FOLDER, Fs, PosixFs
@@ -36,11 +71,14 @@ MAX_SIDECAR = MAX_COMMIT + MAX_MANIFEST + 2 * MAX_TRAIN
 
 @dataclass(frozen=True)
 class IntegrityConfig:
-    """`run_id`: the run that it must belong to (empty: any). `contents` False: check names, sizes and records only.
+    """`run_id`: the run that it must belong to (empty: any). `contents` False: check names, sizes
+    and records only.
 
-    `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`: checkpoint.finite, which tensors may hold
-    neither NaN nor infinity. `restorable`: train.json must have all fields that a rank restores from, of the manifest's step and window.
-    `checkpointer`: whose format it has, if not ECRL's: then only the metadata beside its files is checked, and that they are complete by name.
+    `hmac_key`: the key of the commit record's required MAC (empty: a MAC is ignored). `finite`:
+    checkpoint.finite, which tensors may hold neither NaN nor infinity. `restorable`: train.json
+    must have all fields that a rank restores from, of the manifest's step and window.
+    `checkpointer`: whose format it has, if not ECRL's: then only the metadata beside its files is
+    checked, and that they are complete by name.
     """
 
     run_id: str = ""
@@ -55,9 +93,11 @@ class IntegrityConfig:
 
 @dataclass(frozen=True)
 class IntegrityReport:
-    """`layer` and `reason`: why a checkpoint was rejected; the other fields are set as far as they are known.
+    """`layer` and `reason`: why a checkpoint was rejected; the other fields are set as far as they
+    are known.
 
-    `unread`: the file system's error if it rejected the checkpoint, which need not mean damage. `train`: train.json.
+    `unread`: the file system's error if it rejected the checkpoint, which need not mean damage.
+    `train`: train.json.
     """
 
     path: Path
@@ -83,7 +123,9 @@ class CheckpointRejected(Exception):
 
 @dataclass
 class OpenCheckpoint:
-    """A checkpoint whose records have been read and checked; `files`: descriptors of its parts, closed by `opened`."""
+    """A checkpoint whose records have been read and checked; `files`: descriptors of its parts,
+    closed by `opened`.
+    """
 
     commit: Commit | None = None
     manifest: Manifest | None = None
@@ -91,11 +133,15 @@ class OpenCheckpoint:
     train: bytes = b""
 
 
-def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None, *, once: bool = False) -> IntegrityReport:
-    """Check the checkpoint at `path` (a group's folder or a single file) layer by layer, including every tensor's digest.
+def verify_checkpoint(
+    path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None, *, once: bool = False
+) -> IntegrityReport:
+    """Check the checkpoint at `path` (a group's folder or a single file) layer by layer, including
+    every tensor's digest.
 
-    `once`: hash no byte twice, for scrubs of many checkpoints and for restarts. A part that is one leaf (`hashing`: a `.pt` file, format version 1)
-    then vouches for its tensors: bytes that match a MANIFEST that matches its COMMIT are those that the writer hashed tensor by tensor. (Only
+    `once`: hash no byte twice, for scrubs of many checkpoints and for restarts. A part that is one
+    leaf (`hashing`: a `.pt` file, format version 1) then vouches for its tensors: bytes that match
+    a MANIFEST that matches its COMMIT are those that the writer hashed tensor by tensor. (Only
     without `once` is a writer detected whose memory changed between the two.)
     """
     found = OpenCheckpoint()
@@ -112,7 +158,9 @@ def verify_checkpoint(path: Path, config: IntegrityConfig | None = None, fs: Fs 
 
 
 def examine_step(path: Path, step: int, config: IntegrityConfig, fs: Fs) -> IntegrityReport:
-    """Check the folder `path` of a `step` in the format of `config.checkpointer`: the metadata, and that the last file is there."""
+    """Check the folder `path` of a `step` in the format of `config.checkpointer`: the metadata, and
+    that the last file is there.
+    """
     assert config.checkpointer is not None
     metadata: StepMetadata | None = None
     refused: CheckpointRejected | None = None
@@ -128,12 +176,22 @@ def examine_step(path: Path, step: int, config: IntegrityConfig, fs: Fs) -> Inte
     if metadata is None:
         return report_of(path, OpenCheckpoint(), refused)
     report = report_of(path, OpenCheckpoint(train=canonical_json(metadata.train)), refused)
-    return replace(report, global_step=metadata.global_step, attempt=metadata.attempt, run_id=metadata.run_id, commit_sha256=metadata.sha256)
+    return replace(
+        report,
+        global_step=metadata.global_step,
+        attempt=metadata.attempt,
+        run_id=metadata.run_id,
+        commit_sha256=metadata.sha256,
+    )
 
 
 @contextmanager
-def opened(path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint) -> Iterator[OpenCheckpoint]:
-    """Open the files of a checkpoint and check records and sizes; CheckpointRejected, also for errors of the file system."""
+def opened(
+    path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint
+) -> Iterator[OpenCheckpoint]:
+    """Open the files of a checkpoint and check records and sizes; CheckpointRejected, also for
+    errors of the file system.
+    """
     with ExitStack() as stack, layer("file"):
         match = STEP_NAME.match(path.name)
         if match is None:
@@ -152,7 +210,9 @@ def opened(path: Path, config: IntegrityConfig, fs: Fs, found: OpenCheckpoint) -
 
 @contextmanager
 def layer(name: str) -> Iterator[None]:
-    """Turn errors inside into CheckpointRejected by layer `name`: a damaged checkpoint must never crash the check."""
+    """Turn errors inside into CheckpointRejected by layer `name`: a damaged checkpoint must never
+    crash the check.
+    """
     try:
         yield
     except CheckpointRejected:
@@ -168,11 +228,15 @@ def layer(name: str) -> Iterator[None]:
 class _Reader:
     """Reads the records of one checkpoint and opens its parts."""
 
-    def __init__(self, fs: Fs, folder: int, config: IntegrityConfig, found: OpenCheckpoint, stack: ExitStack) -> None:
+    def __init__(
+        self, fs: Fs, folder: int, config: IntegrityConfig, found: OpenCheckpoint, stack: ExitStack
+    ) -> None:
         self.fs, self.folder, self.config, self.found, self.stack = fs, folder, config, found, stack
 
     def read_group(self, names: list[str]) -> None:
-        """Read COMMIT and MANIFEST, then open the parts of a group: exactly the four of the format, and no other file."""
+        """Read COMMIT and MANIFEST, then open the parts of a group: exactly the four of the format,
+        and no other file.
+        """
         with layer("commit"):
             self.take_commit(self.small(COMMIT, MAX_COMMIT))
         with layer("manifest"):
@@ -186,10 +250,16 @@ class _Reader:
             self.found.train = self.hashed_small(TRAIN)
 
     def read_single(self, name: str) -> None:
-        """Read the sidecar (commit, manifest and the text of train.json in one canonical document), then open the data file."""
+        """Read the sidecar (commit, manifest and the text of train.json in one canonical document),
+        then open the data file.
+        """
         with layer("commit"):
             value = parse_canonical(self.small(name.partition(".")[0] + ".json", MAX_SIDECAR))
-            if not isinstance(value, dict) or value.keys() != {"commit", "manifest", "train"} or not isinstance(value["train"], str):
+            if (
+                not isinstance(value, dict)
+                or value.keys() != {"commit", "manifest", "train"}
+                or not isinstance(value["train"], str)
+            ):
                 raise ValueError("the sidecar does not hold commit, manifest and train")
             self.take_commit(canonical_json(value["commit"]))
         with layer("manifest"):
@@ -214,7 +284,9 @@ class _Reader:
             self.fs.close(fd)
 
     def hashed_small(self, name: str) -> bytes:
-        data = read_small(self.fs, self.found.files[name], self.manifest.parts[name].bytes, MAX_TRAIN)
+        data = read_small(
+            self.fs, self.found.files[name], self.manifest.parts[name].bytes, MAX_TRAIN
+        )
         expect_digest(name, hexdigest(self.manifest.digest, data), self.manifest)
         return data
 
@@ -229,7 +301,11 @@ class _Reader:
         if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
             raise ValueError("does not match the commit")
         manifest = read_manifest(data)
-        if (manifest.run_id, manifest.attempt, manifest.global_step) != (commit.run_id, commit.attempt, commit.global_step):
+        if (manifest.run_id, manifest.attempt, manifest.global_step) != (
+            commit.run_id,
+            commit.attempt,
+            commit.global_step,
+        ):
             raise ValueError("says another run, attempt or step than the commit")
         self.found.manifest = manifest
 
@@ -243,7 +319,9 @@ class _Reader:
         commit = self.found.commit
         assert commit is not None
         if commit.global_step != step:
-            raise CheckpointRejected("commit", f"says step {commit.global_step} under the name {name}")
+            raise CheckpointRejected(
+                "commit", f"says step {commit.global_step} under the name {name}"
+            )
 
     def open_parts(self, names: list[str]) -> None:
         total = sum(part.bytes for part in self.manifest.parts.values())
@@ -253,12 +331,16 @@ class _Reader:
             fd, size = open_regular(self.fs, self.folder, name, trust_owner=self.config.trust_owner)
             self.stack.callback(self.fs.close, fd)
             if size != self.manifest.parts[name].bytes:
-                raise ValueError(f"{name} has {size} bytes, the manifest says {self.manifest.parts[name].bytes}")
+                raise ValueError(
+                    f"{name} has {size} bytes, the manifest says {self.manifest.parts[name].bytes}"
+                )
             self.found.files[name] = fd
 
 
 def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig, once: bool) -> None:
-    """Hash every part, then check headers and tensors, in parallel threads unless the checkpoint is small."""
+    """Hash every part, then check headers and tensors, in parallel threads unless the checkpoint is
+    small.
+    """
     manifest = found.manifest
     assert manifest is not None
     small = sum(entry.bytes for entry in manifest.parts.values()) < _WORTH_THREADS
@@ -280,30 +362,59 @@ def _check_contents(fs: Fs, found: OpenCheckpoint, config: IntegrityConfig, once
                     expect_places(name, places, known)
                     _check_leaves(entry, known)
         groups = batches(whole, [place.spec.nbytes for _, _, place in whole])
-        _all(pool, [partial(_check_tensors, fs, group, manifest.digest, config.finite, once) for group in groups])
+        _all(
+            pool,
+            [
+                partial(_check_tensors, fs, group, manifest.digest, config.finite, once)
+                for group in groups
+            ],
+        )
 
 
-Hashed = dict[TensorPlace, tuple[str, bool]]  # the digest of each tensor's bytes, and whether they are finite where they must be
+# the digest of each tensor's bytes, and whether they are finite where they must be
+Hashed = dict[TensorPlace, tuple[str, bool]]
 
 
-def _hash_parts(fs: Fs, found: OpenCheckpoint, manifest: Manifest, finite: str, pool: ThreadPoolExecutor | None) -> dict[str, Hashed | None]:
-    """Check the digest of each part. Returns what is known of its tensors by then; None for a part that is one leaf."""
+def _hash_parts(
+    fs: Fs, found: OpenCheckpoint, manifest: Manifest, finite: str, pool: ThreadPoolExecutor | None
+) -> dict[str, Hashed | None]:
+    """Check the digest of each part. Returns what is known of its tensors by then; None for a part
+    that is one leaf.
+    """
     trees: dict[str, tuple[Leaf, ...]] = {}
-    for name in (part for part in found.files if part != TRAIN):  # train.json was hashed as it was read
+    # train.json was hashed as it was read
+    for name in (part for part in found.files if part != TRAIN):
         with layer("schema"):
             trees[name] = leaves(name, manifest.parts[name], manifest.schema_version)
-    jobs = [(name, batch) for name, tree in trees.items() for batch in batches(tree, [leaf.nbytes for leaf in tree])]
-    results = _all(pool, [partial(_hash_leaves, fs, found.files[name], batch, manifest.digest, finite) for name, batch in jobs])
+    jobs = [
+        (name, batch)
+        for name, tree in trees.items()
+        for batch in batches(tree, [leaf.nbytes for leaf in tree])
+    ]
+    results = _all(
+        pool,
+        [
+            partial(_hash_leaves, fs, found.files[name], batch, manifest.digest, finite)
+            for name, batch in jobs
+        ],
+    )
     known: dict[str, Hashed | None] = {}
     for name, tree in trees.items():
-        digests = [each for (part, _), result in zip(jobs, results, strict=True) if part == name for each in result]
+        digests = [
+            each
+            for (part, _), result in zip(jobs, results, strict=True)
+            if part == name
+            for each in result
+        ]
         _expect_root(name, manifest, [digest for digest, _ in digests])
         tensors = {leaf.place: each for leaf, each in zip(tree, digests, strict=True) if leaf.place}
         known[name] = tensors if manifest.schema_version > 1 and name.endswith(TREE_FILES) else None
     return known
 
 
-def _hash_leaves(fs: Fs, fd: int, batch: list[Leaf], digest: str, finite: str) -> list[tuple[str, bool]]:
+def _hash_leaves(
+    fs: Fs, fd: int, batch: list[Leaf], digest: str, finite: str
+) -> list[tuple[str, bool]]:
     found = []
     with layer("hash"):
         for leaf in batch:
@@ -312,7 +423,9 @@ def _hash_leaves(fs: Fs, fd: int, batch: list[Leaf], digest: str, finite: str) -
             looked_at = leaf.place is not None and must_be_finite(leaf.place.spec.name, finite)
             for piece in pieces(fs, fd, leaf.start, leaf.end):
                 state.update(piece)
-                sound = sound and (not looked_at or leaf.place is None or all_finite(leaf.place.spec.dtype, piece))
+                sound = sound and (
+                    not looked_at or leaf.place is None or all_finite(leaf.place.spec.dtype, piece)
+                )
             found.append((state.hexdigest(), sound))
     return found
 
@@ -323,7 +436,9 @@ def _expect_root(name: str, manifest: Manifest, found: list[str]) -> None:
 
 
 def expect_places(name: str, places: Iterable[TensorPlace], hashed: Iterable[TensorPlace]) -> None:
-    """The header, which agrees with the manifest, must also put each tensor where it was hashed: CheckpointRejected otherwise."""
+    """The header, which agrees with the manifest, must also put each tensor where it was hashed:
+    CheckpointRejected otherwise.
+    """
     with layer("schema"):
         if set(places) != set(hashed):  # sets: two empty tensors lie at one place, in either order
             raise ValueError(f"{name}: the tensors do not lie in the order of the format")
@@ -337,16 +452,29 @@ def _check_leaves(entry: PartEntry, known: Hashed) -> None:
 
 
 def _all(pool: ThreadPoolExecutor | None, jobs: Sequence[Callable[[], T]]) -> list[T]:
-    return [result() for result in [pool.submit(job).result for job in jobs]] if pool else [job() for job in jobs]
+    return (
+        [result() for result in [pool.submit(job).result for job in jobs]]
+        if pool
+        else [job() for job in jobs]
+    )
 
 
 def tensor_places(fs: Fs, name: str, fd: int, entry: PartEntry, train: bytes) -> list[TensorPlace]:
-    """The tensors' places in a part whose hash has been checked; CheckpointRejected if the file's own table disagrees with the manifest."""
+    """The tensors' places in a part whose hash has been checked; CheckpointRejected if the file's
+    own table disagrees with the manifest.
+    """
     with layer("schema"):
-        return tensor_table(lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)), name, entry, train)
+        return tensor_table(
+            lambda offset, count: bytes(fill(fs, fd, memoryview(bytearray(count)), offset)),
+            name,
+            entry,
+            train,
+        )
 
 
-def _check_tensors(fs: Fs, batch: list[tuple[int, PartEntry, TensorPlace]], digest: str, finite: str, once: bool) -> None:
+def _check_tensors(
+    fs: Fs, batch: list[tuple[int, PartEntry, TensorPlace]], digest: str, finite: str, once: bool
+) -> None:
     """The tensors of parts that are one leaf."""
     for fd, entry, place in batch:
         spec = place.spec
@@ -382,7 +510,9 @@ def expect_digest(name: str, found: str, manifest: Manifest) -> None:
         raise CheckpointRejected("hash", f"{name} does not match its {TITLES[manifest.digest]}")
 
 
-def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | None = None) -> IntegrityReport:
+def report_of(
+    path: Path, found: OpenCheckpoint, refused: CheckpointRejected | None = None
+) -> IntegrityReport:
     """The report on a checkpoint; `refused`: why it was rejected, None if it passed."""
     commit = found.commit
     return IntegrityReport(
@@ -395,6 +525,8 @@ def report_of(path: Path, found: OpenCheckpoint, refused: CheckpointRejected | N
         run_id=commit.run_id if commit else None,
         commit_sha256=commit.self_sha256 if commit else None,
         manifest=found.manifest,
-        unread=refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None,
+        unread=(
+            refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None
+        ),
         train=found.train,
     )

@@ -1,7 +1,9 @@
-"""A step in the format of another checkpointer: a folder with its files and ECRL's metadata about them. Torch-free.
+"""A step in the format of another checkpointer: a folder with its files and ECRL's metadata about
+them. Torch-free.
 
-The metadata has what the checkpointer need not know: the run, the attempt, where training stands, which tensors there are. What the checkpointer's
-own files hold only the checkpointer can read: nothing here vouches for it.
+The metadata has what the checkpointer need not know: the run, the attempt, where training stands,
+which tensors there are. What the checkpointer's own files hold only the checkpointer can read:
+nothing here vouches for it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _KEYS = {"schema_version", "run_id", "attempt", "global_step", "checkpointer", "
 
 @dataclass(frozen=True)
 class StepMetadata:
-    """`train`: the content of train.json, with the line chain of every rank, so that no two saves have the same metadata."""
+    """`train`: the content of train.json, with the line chain of every rank, so that no two saves
+    have the same metadata.
+    """
 
     run_id: str
     attempt: int
@@ -50,22 +54,43 @@ class StepMetadata:
 
     @property
     def sha256(self) -> str:
-        """Of the metadata's bytes: it names the checkpoint in the records, where the commit's stands for one of ECRL's own."""
+        """Of the metadata's bytes: it names the checkpoint in the records, where the commit's
+        stands for one of ECRL's own.
+        """
         return hashlib.sha256(self.encoded()).hexdigest()
 
 
 def read_step_metadata(fs: Fs, folder: Path, *, trust_owner: bool = True) -> StepMetadata:
-    """The metadata in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is none."""
-    found = parse_canonical(read_small_in(fs, folder, STEP_METADATA, _MOST, trust_owner=trust_owner))
+    """The metadata in `folder`; StorageError, RefusedFile or ValueError if it cannot be read or is
+    none.
+    """
+    found = parse_canonical(
+        read_small_in(fs, folder, STEP_METADATA, _MOST, trust_owner=trust_owner)
+    )
     if not isinstance(found, dict) or found.keys() != _KEYS or found["schema_version"] != VERSION:
         raise ValueError(f"{STEP_METADATA} is no metadata of a step")
-    if type(found["attempt"]) is not int or type(found["global_step"]) is not int or not isinstance(found["run_id"], str):
+    if (
+        type(found["attempt"]) is not int
+        or type(found["global_step"]) is not int
+        or not isinstance(found["run_id"], str)
+    ):
         raise ValueError(f"{STEP_METADATA} names no run, attempt and step")
-    if not isinstance(found["tensors"], list) or not all(_is_spec(each) for each in found["tensors"]):
+    if not isinstance(found["tensors"], list) or not all(
+        _is_spec(each) for each in found["tensors"]
+    ):
         raise ValueError(f"{STEP_METADATA} has no list of tensors")
     check_train_document(canonical_json(found["train"]))
-    tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"])
-    return StepMetadata(found["run_id"], found["attempt"], found["global_step"], str(found["checkpointer"]), tensors, found["train"])
+    tensors = tuple(
+        TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]
+    )
+    return StepMetadata(
+        found["run_id"],
+        found["attempt"],
+        found["global_step"],
+        str(found["checkpointer"]),
+        tensors,
+        found["train"],
+    )
 
 
 def _is_spec(value: Any) -> bool:
@@ -75,12 +100,21 @@ def _is_spec(value: Any) -> bool:
     return value[1] in DTYPES and all(type(size) is int and size >= 0 for size in value[2])
 
 
-def check_step(fs: Fs, folder: Path, step: int, metadata: StepMetadata, kind: CheckpointerKind) -> None:
-    """ValueError, or StorageError of a file that is not there, unless the metadata is of this step and checkpointer and all has been written."""
+def check_step(
+    fs: Fs, folder: Path, step: int, metadata: StepMetadata, kind: CheckpointerKind
+) -> None:
+    """ValueError, or StorageError of a file that is not there, unless the metadata is of this step
+    and checkpointer and all has been written.
+    """
     if metadata.global_step != step:
-        raise ValueError(f"{STEP_METADATA} says step {metadata.global_step} under the name of step {step}")
+        raise ValueError(
+            f"{STEP_METADATA} says step {metadata.global_step} under the name of step {step}"
+        )
     if metadata.checkpointer != kind.name:
-        raise ValueError(f"{STEP_METADATA} says that {metadata.checkpointer[:80]} wrote it, the run saves with {kind.name}")
+        raise ValueError(
+            f"{STEP_METADATA} says that {metadata.checkpointer[:80]} wrote it, the run saves with"
+            f" {kind.name}"
+        )
     fs.stat(folder / kind.committed)
 
 
@@ -91,7 +125,11 @@ def size_of(folder: Path) -> int:
 
 def written(folder: Path) -> Iterator[Path]:
     """The checkpointer's own files in the folder of a step, in order."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / STEP_METADATA)
+    return (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / STEP_METADATA
+    )
 
 
 def step_in(path: Path) -> int:

@@ -1,7 +1,8 @@
-"""The checkpoint store of one run: commits images, chooses a checkpoint to resume from, retires old ones. Torch-free; one writer at a time.
+"""The checkpoint store of one run: commits images, chooses a checkpoint to resume from, retires old
+ones. Torch-free; one writer at a time.
 
-docs/decisions/commit-protocol.md explains the protocol step by step. No decision depends on a clock or an mtime: order is by the step in
-the name, validity by the integrity check.
+docs/decisions/commit-protocol.md explains the protocol step by step. No decision depends on a clock
+or an mtime: order is by the step in the name, validity by the integrity check.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import DIGEST, LATEST, LATEST_OK, TRASH_PREFIX
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import CommitJob, CrashHook, GroupInstaller, Installer, SingleInstaller
+from ecrl_cli.checkpoint.store.atomic_install import (
+    CommitJob,
+    CrashHook,
+    GroupInstaller,
+    Installer,
+    SingleInstaller,
+)
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice, entry_of
 from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
@@ -31,13 +38,15 @@ from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.fs_wrapper import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, ready_to_link, ready_to_replace
 
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors that a damaged checkpoint itself may cause
+# errors that a damaged checkpoint itself may cause
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of the write rate; 0: none. `digest`: which hash
-    new checkpoints get (`names.DIGESTS`)."""
+    """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of
+    the write rate; 0: none. `digest`: which hash new checkpoints get (`names.DIGESTS`).
+    """
 
     mode: WriteMode = field(default_factory=WriteMode)
     keep: int = 3
@@ -67,8 +76,10 @@ class StoreConfig:
 
 @dataclass(frozen=True)
 class Saved:
-    """A committed checkpoint, as durable as the write mode promises. Seconds: `write_s` writing the files, `hash_s` waiting for their hashes,
-    `commit_s` all else up to the acknowledgement; their sum is the duration of `save`."""
+    """A committed checkpoint, as durable as the write mode promises. Seconds: `write_s` writing the
+    files, `hash_s` waiting for their hashes, `commit_s` all else up to the acknowledgement; their
+    sum is the duration of `save`.
+    """
 
     path: Path
     commit_sha256: str
@@ -92,35 +103,64 @@ def _no_crash_point(name: str) -> None:
 
 
 class CheckpointStore:
-    """Writes and chooses checkpoints under one `checkpoints/` folder. `crash_point` is called at each of `names.CRASH_POINTS`."""
+    """Writes and chooses checkpoints under one `checkpoints/` folder. `crash_point` is called at
+    each of `names.CRASH_POINTS`.
+    """
 
-    def __init__(self, root: Path, config: StoreConfig | None = None, fs: Fs | None = None, crash_point: CrashHook = _no_crash_point) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig | None = None,
+        fs: Fs | None = None,
+        crash_point: CrashHook = _no_crash_point,
+    ) -> None:
         self.root, self.config, self.crash_point = root, config or StoreConfig(), crash_point
-        self.fs = fs or (ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs())
+        self.fs = fs or (
+            ThrottledFs(self.config.bytes_per_s) if self.config.bytes_per_s else PosixFs()
+        )
         self._fencing = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
-        self.pointer_error: StorageError | None = None  # why the last `update_pointers_and_retire` could not move the pointers
+        # why the last `update_pointers_and_retire` could not move the pointers
+        self.pointer_error: StorageError | None = None
 
     def claim(self, attempt: int) -> None:
-        """Create the folder, claim it for `attempt` (Fenced if a newer one has), remove leftovers of dead writers."""
+        """Create the folder, claim it for `attempt` (Fenced if a newer one has), remove leftovers
+        of dead writers.
+        """
         try:
             self.fs.mkdir(self.root)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
-        self.fs.fsyncdir(self.root.parent)  # even if it exists: its creator may have died before this
+        # even if it exists: its creator may have died before this
+        self.fs.fsyncdir(self.root.parent)
         self._fencing.claim(attempt)
         self.sweep_leftovers()
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
-        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing was committed, the space is freed),
-        CheckpointConflict (a different valid checkpoint has the name) or Fenced; saving the same state again is no error."""
+        """Commit `image`: returning is the acknowledgement. Raises StorageError (nothing was
+        committed, the space is freed), CheckpointConflict (a different valid checkpoint has the
+        name) or Fenced; saving the same state again is no error.
+        """
         began = monotonic()
         self._fencing.check(attempt)
         previous, key = self._previous(image.stamp.global_step), self.config.integrity.hmac_key
-        job = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, previous, key, self.config.digest)
-        installer: Installer = SingleInstaller(job) if image.parts[0].name.startswith("step_") else GroupInstaller(job)
+        job = CommitJob(
+            self.fs,
+            self.root,
+            self.config.mode,
+            self.crash_point,
+            self._pool,
+            image,
+            attempt,
+            previous,
+            key,
+            self.config.digest,
+        )
+        installer: Installer = (
+            SingleInstaller(job) if image.parts[0].name.startswith("step_") else GroupInstaller(job)
+        )
         if (existing := self._existing(job, installer.target)) is not None:
             return replace(existing, commit_s=monotonic() - began)
         try:
@@ -146,15 +186,29 @@ class CheckpointStore:
         self._verified[installer.target.name] = job.commit.self_sha256
         write_s, hash_s = job.files_at - job.began, job.hashed_at - job.files_at
         commit_s = monotonic() - began - write_s - hash_s
-        return Saved(installer.target, job.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s)
+        return Saved(
+            installer.target, job.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s
+        )
 
-    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
-        """After the acknowledgement: update the pointers, then apply retention. Errors here do not make the saved checkpoint a failed one."""
+    def update_pointers_and_retire(
+        self, saved: Saved, image: CheckpointImage
+    ) -> tuple[Retired, ...]:
+        """After the acknowledgement: update the pointers, then apply retention. Errors here do not
+        make the saved checkpoint a failed one.
+        """
         self.crash_point("before_pointer")
         self.pointer_error = None
         try:
-            self.point(saved.path, {"epoch": image.stamp.epoch, "global_step": image.stamp.global_step, "world_size": image.stamp.world_size})
-        except StorageError as error:  # pointers are only hints, and on a full disk retention must still run
+            self.point(
+                saved.path,
+                {
+                    "epoch": image.stamp.epoch,
+                    "global_step": image.stamp.global_step,
+                    "world_size": image.stamp.world_size,
+                },
+            )
+        except StorageError as error:
+            # pointers are only hints, and on a full disk retention must still run
             self.pointer_error = error
         self.crash_point("after_pointer")
         return self.retire()
@@ -172,12 +226,17 @@ class CheckpointStore:
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
-        """Remove checkpoints older than the newest `keep` verified ones; with fewer verified ones nothing is removed.
-        What cannot be removed stays; returns what was removed."""
+        """Remove checkpoints older than the newest `keep` verified ones; with fewer verified ones
+        nothing is removed. What cannot be removed stays; returns what was removed.
+        """
         verified, retired = 0, []
         for entry in self.entries():
             if verified >= max(2, self.config.keep):
-                gone = Retired(entry.global_step, entry.path, self._verified.get(entry.path.name) or self._records(entry))
+                gone = Retired(
+                    entry.global_step,
+                    entry.path,
+                    self._verified.get(entry.path.name) or self._records(entry),
+                )
                 with suppress(StorageError):
                     self._trash(entry)
                     retired.append(gone)
@@ -197,30 +256,42 @@ class CheckpointStore:
         return verify_checkpoint(path, self.config.integrity, self.fs, once=True)
 
     def newest_valid(self) -> ResumeChoice:
-        """The newest checkpoint that passes the integrity check, and the newer rejected ones. Changes nothing."""
+        """The newest checkpoint that passes the integrity check, and the newer rejected ones.
+        Changes nothing.
+        """
         return catalog.newest_valid(self.fs, self.root, self.verify)
 
     def quarantine(self, path: Path) -> tuple[Path, ...]:
-        """Rename a rejected checkpoint to `.rejected_*`, so that its step can be saved again; returns the new paths."""
+        """Rename a rejected checkpoint to `.rejected_*`, so that its step can be saved again;
+        returns the new paths.
+        """
         moved = catalog.quarantine(self.fs, entry_of(path))
         self._verified.pop(path.name, None)
         self._sync(self.root)
         return moved
 
     def reconcile(self, global_step: int, attempt: int) -> IntegrityReport | None:
-        """The valid checkpoint of `global_step` that `attempt` wrote, or None: to reconcile the log after a writer died."""
-        reports = (self.verify(entry.path) for entry in self.entries() if entry.global_step == global_step)
+        """The valid checkpoint of `global_step` that `attempt` wrote, or None: to reconcile the log
+        after a writer died.
+        """
+        reports = (
+            self.verify(entry.path) for entry in self.entries() if entry.global_step == global_step
+        )
         return next((report for report in reports if report.ok and report.attempt == attempt), None)
 
     def sweep_leftovers(self) -> None:
-        """Remove stages, trash and temporary files of dead writers. Only the owner of the store may call it."""
+        """Remove stages, trash and temporary files of dead writers. Only the owner of the store may
+        call it.
+        """
         catalog.discard(self.fs, catalog.leftovers(self.fs, self.root))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
 
     def _existing(self, job: CommitJob, target: Path) -> Saved | None:
-        """If the name is taken: the same state counts as saved, another valid one raises CheckpointConflict, anything else is quarantined."""
+        """If the name is taken: the same state counts as saved, another valid one raises
+        CheckpointConflict, anything else is quarantined.
+        """
         entry = entry_of(target)
         if not any(self._exists(path) for path in entry.files):
             return None
@@ -246,14 +317,18 @@ class CheckpointStore:
         return True
 
     def _previous(self, step: int) -> str | None:
-        """The commit to name as predecessor: that of the newest older checkpoint with valid records and sizes, or None."""
+        """The commit to name as predecessor: that of the newest older checkpoint with valid records
+        and sizes, or None.
+        """
         for entry in self.entries():
             if entry.global_step < step and (sha := self._records(entry)) is not None:
                 return sha
         return None
 
     def _is_verified(self, entry: CheckpointEntry) -> bool:
-        """Whether it is valid: fully verified the first time (not if this store wrote it), afterwards by its records and sizes."""
+        """Whether it is valid: fully verified the first time (not if this store wrote it),
+        afterwards by its records and sizes.
+        """
         known = self._verified.get(entry.path.name)
         if known is not None:
             return self._records(entry) == known
@@ -263,7 +338,9 @@ class CheckpointStore:
         return report.ok
 
     def _records(self, entry: CheckpointEntry) -> str | None:
-        report = verify_checkpoint(entry.path, replace(self.config.integrity, contents=False), self.fs)
+        report = verify_checkpoint(
+            entry.path, replace(self.config.integrity, contents=False), self.fs
+        )
         return report.commit_sha256 if report.ok else None
 
     def _trash(self, entry: CheckpointEntry) -> None:
@@ -284,13 +361,17 @@ class CheckpointStore:
         return True
 
     def _sync_installed(self, target: Path, attempt: int) -> None:
-        """Make the name durable. If that fails, remove it again: a checkpoint logged as failed must not be resumed from."""
+        """Make the name durable. If that fails, remove it again: a checkpoint logged as failed must
+        not be resumed from.
+        """
         try:
             self._sync(self.root)
         except StorageError:
             self._fencing.check(attempt)  # a newer attempt may have chosen it already
             with suppress(StorageError):
-                catalog.discard(self.fs, catalog.quarantine(self.fs, entry_of(target), TRASH_PREFIX))
+                catalog.discard(
+                    self.fs, catalog.quarantine(self.fs, entry_of(target), TRASH_PREFIX)
+                )
             raise
 
     def _sync(self, folder: Path) -> None:
@@ -299,8 +380,13 @@ class CheckpointStore:
 
 
 def same_state(report: IntegrityReport, job: CommitJob) -> bool:
-    """Whether both hold the same tensors. train.json may differ: it covers the attempt's own log lines."""
+    """Whether both hold the same tensors. train.json may differ: it covers the attempt's own log
+    lines.
+    """
     assert report.manifest is not None and job.manifest is not None
     manifests = (report.manifest, job.manifest)
-    one, other = ({name: entry for part in manifest.parts.values() for name, entry in part.tensors.items()} for manifest in manifests)
+    one, other = (
+        {name: entry for part in manifest.parts.values() for name, entry in part.tensors.items()}
+        for manifest in manifests
+    )
     return one == other

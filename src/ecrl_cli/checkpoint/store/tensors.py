@@ -1,4 +1,6 @@
-"""The tensors of a checkpoint as numpy arrays, after the integrity check: both layouts, both formats, without torch and without unpickling."""
+"""The tensors of a checkpoint as numpy arrays, after the integrity check: both layouts, both
+formats, without torch and without unpickling.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import numpy.typing as npt
 
 from ecrl_cli.checkpoint.format.image import TensorPlace, TensorSpec
 from ecrl_cli.checkpoint.format.tensor_table import TENSOR_FILES
-from ecrl_cli.checkpoint.store.integrity import CheckpointRejected, IntegrityConfig, OpenCheckpoint, opened, tensor_places, verify_checkpoint
+from ecrl_cli.checkpoint.store.integrity import (
+    CheckpointRejected,
+    IntegrityConfig,
+    OpenCheckpoint,
+    opened,
+    tensor_places,
+    verify_checkpoint,
+)
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.safe_read import fill
@@ -55,7 +64,9 @@ class StoredTensors:
 
 @contextmanager
 def stored_tensors(path: Path, fs: Fs | None = None) -> Iterator[StoredTensors]:
-    """The tensors of the checkpoint at `path`, a folder or a single file; StorageError, naming the layer, if the integrity check refuses it."""
+    """The tensors of the checkpoint at `path`, a folder or a single file; StorageError, naming the
+    layer, if the integrity check refuses it.
+    """
     fs, found = fs or PosixFs(), OpenCheckpoint()
     report = verify_checkpoint(path, _ANY, fs, once=True)
     if not report.ok:

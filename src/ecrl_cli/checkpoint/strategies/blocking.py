@@ -1,4 +1,6 @@
-"""The blocking strategy: barrier, capture, write, barrier. No rank computes until the checkpoint is durable."""
+"""The blocking strategy: barrier, capture, write, barrier. No rank computes until the checkpoint is
+durable.
+"""
 
 from __future__ import annotations
 
@@ -79,5 +81,7 @@ class BlockingStrategy:
         if self._slot is None or self._slot.layout != layout:
             if self._slot is not None:
                 self._slot.close()
-            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._context.train_state.device)
+            self._slot = StagingBuffer(
+                Memory.create(layout.nbytes), layout, self._context.train_state.device
+            )
         return self._slot

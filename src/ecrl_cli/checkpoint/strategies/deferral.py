@@ -1,11 +1,15 @@
-"""Deferred capture, on rank 0's side: what the writer may copy while training goes on, and the wait before the optimizer changes it.
+"""Deferred capture, on rank 0's side: what the writer may copy while training goes on, and the wait
+before the optimizer changes it.
 
-Exact because three things hold, each of which is checked: the tensors lie in the memory that the writer maps (`SharedState.moved`), only the
-optimizer's step writes to them (`SharedState.changed`, watched for a whole step before the first capture is deferred, and in every step after it),
-and that step waits for the copy. Where one of them fails, captures are copies from then on, and the record says why.
+Exact because three things hold, each of which is checked: the tensors lie in the memory that the
+writer maps (`SharedState.moved`), only the optimizer's step writes to them (`SharedState.changed`,
+watched for a whole step before the first capture is deferred, and in every step after it), and that
+step waits for the copy. Where one of them fails, captures are copies from then on, and the record
+says why.
 
-Only rank 0 can read torch's change counters. So the writer saves a copy only after rank 0 has read them once more after the copy and confirmed
-it (`_confirm`). An unconfirmed copy is refused, unless rank 0 logged a digest of that state, against which the writer checks it.
+Only rank 0 can read torch's change counters. So the writer saves a copy only after rank 0 has read
+them once more after the copy and confirmed it (`_confirm`). An unconfirmed copy is refused, unless
+rank 0 logged a digest of that state, against which the writer checks it.
 """
 
 from __future__ import annotations
@@ -30,8 +34,10 @@ _BEAT_S = 0.5
 
 @dataclass
 class Deferral:
-    """`reason`: why the next capture is a copy; empty if it can be deferred. `beat`: called now and then while the optimizer waits for the writer,
-    which the supervisor watches. `tell`: prints one line for the user."""
+    """`reason`: why the next capture is a copy; empty if it can be deferred. `beat`: called now and
+    then while the optimizer waits for the writer, which the supervisor watches. `tell`: prints one
+    line for the user.
+    """
 
     optimizer: torch.optim.Optimizer
     clock: SpanClock
@@ -61,12 +67,17 @@ class Deferral:
             except (NotShareable, StorageError) as why:
                 self._give_up(why.fact if isinstance(why, StorageError) else str(why))
                 return
-            self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after_step)]
+            self._hooks = [
+                self.optimizer.register_step_pre_hook(self._before),
+                self.optimizer.register_step_post_hook(self._after_step),
+            ]
             self.reason = UNWATCHED
         client.share(self._state.memory, self._state.places)
 
     def later(self, tensors: dict[str, torch.Tensor], global_step: int) -> dict[str, torch.Tensor]:
-        """Those of `tensors` that the writer is to copy for the checkpoint of `global_step`; none, with a `reason`, where it cannot."""
+        """Those of `tensors` that the writer is to copy for the checkpoint of `global_step`; none,
+        with a `reason`, where it cannot.
+        """
         if self._state is None or self.reason:
             return {}
         found = deferred(tensors)
@@ -86,7 +97,9 @@ class Deferral:
         return self._state.changes.value
 
     def wait(self) -> None:
-        """Return when the shared state may change; the seconds until then are on record as part of the stall."""
+        """Return when the shared state may change; the seconds until then are on record as part of
+        the stall.
+        """
         client = self._client
         if client is None or not client.uncopied:
             return
@@ -97,13 +110,17 @@ class Deferral:
         self.log.write("waited", self._step, stall_s=waited, stall_parts={COPY_WAIT: waited})
 
     def confirm_copy(self) -> None:
-        """Wait for the copy and confirm it, where no update does: the writer can end the checkpoint, and free its buffer. The caller's clock runs."""
+        """Wait for the copy and confirm it, where no update does: the writer can end the
+        checkpoint, and free its buffer. The caller's clock runs.
+        """
         if self._client is not None and self._client.unconfirmed:
             self._client.wait_copied(self.beat, _BEAT_S)
             self._confirm()
 
     def end(self) -> None:
-        """Wait for the writer, and let go of optimizer and memory; the tensors stay where they are."""
+        """Wait for the writer, and let go of optimizer and memory; the tensors stay where they
+        are.
+        """
         self.wait()
         self._confirm()
         self._client = None
@@ -121,7 +138,9 @@ class Deferral:
         self._state.changes.add()
 
     def _confirm(self) -> None:
-        """Tell the writer, which has copied the shared state, whether that was still the state of its step. One that has ended need not know."""
+        """Tell the writer, which has copied the shared state, whether that was still the state of
+        its step. One that has ended need not know.
+        """
         if self._client is not None and self._state is not None and self._client.unconfirmed:
             with suppress(WriterGone):
                 self._client.confirm(self._state.changed())
@@ -132,7 +151,10 @@ class Deferral:
 
     def _give_up(self, why: str) -> None:
         if not self._given_up:
-            self.tell(f"checkpoint.capture=deferred is not possible, checkpoints are captured by a copy: {why}")
+            self.tell(
+                "checkpoint.capture=deferred is not possible, checkpoints are captured by a copy:"
+                f" {why}"
+            )
         self._given_up, self.reason = True, why
 
     def _release(self) -> None:

@@ -1,8 +1,11 @@
-"""Deferred capture of a state on a GPU: a stream of its own copies it into pinned memory while training's streams go on.
+"""Deferred capture of a state on a GPU: a stream of its own copies it into pinned memory while
+training's streams go on.
 
-Nothing on the host waits for these copies. What changes in the next forward pass (buffers) is copied first, and training's stream waits for that
-on the GPU; right before the optimizer's step it waits for the rest, which a thread of its own has begun meanwhile. The image goes to the background
-writer when the copies have ended, and only if nothing but that step has written to the state by then: rank 0 looks, as on the CPU (`deferral`).
+Nothing on the host waits for these copies. What changes in the next forward pass (buffers) is
+copied first, and training's stream waits for that on the GPU; right before the optimizer's step it
+waits for the rest, which a thread of its own has begun meanwhile. The image goes to the background
+writer when the copies have ended, and only if nothing but that step has written to the state by
+then: rank 0 looks, as on the CPU (`deferral`).
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ CHANGED = "{} was changed outside of the optimizer's step while it was copied"
 
 @dataclass
 class Copying:
-    """A capture that the GPU still copies into the staging buffer `number`. `begun`: gives the event of the last copy, and aliases of the tensors, so
-    that their memory stays until then. `at`: where the tensors lay at the capture, by name."""
+    """A capture that the GPU still copies into the staging buffer `number`. `begun`: gives the
+    event of the last copy, and aliases of the tensors, so that their memory stays until then. `at`:
+    where the tensors lay at the capture, by name.
+    """
 
     number: int
     image: CheckpointImage
@@ -57,8 +62,10 @@ class PinnedBuffer(StagingBuffer):
             self._stream = stream
 
     def copy_at_once(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Begin a capture: nothing is copied before the current stream has done what it was given so far. Begin to copy `tensors`, which the next
-        forward pass may change: the current stream waits for that on the GPU."""
+        """Begin a capture: nothing is copied before the current stream has done what it was given
+        so far. Begin to copy `tensors`, which the next forward pass may change: the current stream
+        waits for that on the GPU.
+        """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         if tensors:
@@ -66,8 +73,10 @@ class PinnedBuffer(StagingBuffer):
             current.wait_event(copied)
 
     def copy_later(self, tensors: dict[str, torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
-        """After `copy_at_once`: begin to copy `tensors`; they may be read meanwhile and must not be written. Returns the event of the last copy, and
-        aliases to keep until then. Of a thousand tensors this takes milliseconds, so a thread of its own calls it."""
+        """After `copy_at_once`: begin to copy `tensors`; they may be read meanwhile and must not be
+        written. Returns the event of the last copy, and aliases to keep until then. Of a thousand
+        tensors this takes milliseconds, so a thread of its own calls it.
+        """
         kept = []
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for name, tensor in tensors.items():
@@ -77,9 +86,16 @@ class PinnedBuffer(StagingBuffer):
 
 
 class GpuWriterClient(WriterClient):
-    """A connection whose images the GPU may still be copying when they are submitted; one at a time. `failed`: logs a checkpoint as failed."""
+    """A connection whose images the GPU may still be copying when they are submitted; one at a
+    time. `failed`: logs a checkpoint as failed.
+    """
 
-    def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], StagingBuffer], failed: Callable[[int, StorageError], None]) -> None:
+    def __init__(
+        self,
+        layout: RunLayout,
+        make_slot: Callable[[Memory], StagingBuffer],
+        failed: Callable[[int, StorageError], None],
+    ) -> None:
         super().__init__(layout, make_slot)
         self._failed = failed
         self._at_once: dict[str, torch.Tensor] = {}
@@ -90,8 +106,12 @@ class GpuWriterClient(WriterClient):
         self._handed_step = 0
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="gpu-copy")
 
-    def copy_next(self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor], at: dict[str, int]) -> None:
-        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer changes it, and it lies at the addresses `at`."""
+    def copy_next(
+        self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor], at: dict[str, int]
+    ) -> None:
+        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer
+        changes it, and it lies at the addresses `at`.
+        """
         self._at_once, self._later, self._at = at_once, later, at
 
     @property
@@ -103,37 +123,48 @@ class GpuWriterClient(WriterClient):
         return super().take()
 
     def submit(self, number: int, image: CheckpointImage, changes: int | None = None) -> None:
-        """As by the CPU; with `changes` begin to copy what is later: the image follows once that is confirmed and done."""
+        """As by the CPU; with `changes` begin to copy what is later: the image follows once that is
+        confirmed and done.
+        """
         if changes is None:
             super().submit(number, image)
             return
         slot = cast(PinnedBuffer, self._slots[number])
         slot.copy_at_once(self._at_once)
-        self._copying = Copying(number, image, self._helper.submit(slot.copy_later, self._later), self._at)
+        self._copying = Copying(
+            number, image, self._helper.submit(slot.copy_later, self._later), self._at
+        )
         self._at_once, self._later = {}, {}
 
     def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
-        """Return when the GPU has copied what was submitted, which takes less than the time between two beats."""
+        """Return when the GPU has copied what was submitted, which takes less than the time between
+        two beats.
+        """
         beat()
         if self._copying is not None:
             self._copying.synchronize()
 
     def confirm(self, changed: str) -> None:
-        """The optimizer is about to change the state: on the GPU that waits for the copies. `changed`: what others have changed, by name; the image
-        is then given up."""
+        """The optimizer is about to change the state: on the GPU that waits for the copies.
+        `changed`: what others have changed, by name; the image is then given up.
+        """
         copying, self._copying = self._copying, None
         assert copying is not None
         if copying.begun.exception() is None:
             torch.cuda.current_stream().wait_event(copying.begun.result()[0])
         self._handed_step = copying.image.stamp.global_step
-        self._handed = self._helper.submit(self._hand_over, copying, CHANGED.format(changed) if changed else "")
+        self._handed = self._helper.submit(
+            self._hand_over, copying, CHANGED.format(changed) if changed else ""
+        )
 
     def wait_idle(self) -> None:
         self.collect()
         super().wait_idle()
 
     def collect(self) -> None:
-        """Return when the image that was confirmed last is with the writer; one that was given up, or found no writer, is logged as failed."""
+        """Return when the image that was confirmed last is with the writer; one that was given up,
+        or found no writer, is logged as failed.
+        """
         handed, self._handed = self._handed, None
         if handed is None:
             return
@@ -142,7 +173,12 @@ class GpuWriterClient(WriterClient):
         except StorageError as error:
             self._failed(self._handed_step, error)
         except WriterGone as gone:
-            self._failed(self._handed_step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
+            self._failed(
+                self._handed_step,
+                StorageError(
+                    "writer", str(gone), "a new writer is looked for at the next checkpoint"
+                ),
+            )
 
     def close(self) -> None:
         if self._copying is not None:
@@ -157,7 +193,11 @@ class GpuWriterClient(WriterClient):
             refused = f"the GPU's copy could not be begun ({first_line(error, 200)})"
         else:
             kept = copying.begun.result()[1]
-            moved = (name for (name, at), alias in zip(copying.at.items(), kept, strict=True) if alias.data_ptr() != at)
+            moved = (
+                name
+                for (name, at), alias in zip(copying.at.items(), kept, strict=True)
+                if alias.data_ptr() != at
+            )
             refused = refused or next(map(CHANGED.format, moved), "")
             kept.clear()
         if refused:
@@ -165,11 +205,14 @@ class GpuWriterClient(WriterClient):
                 self._free.append(copying.number)
             fact = f"step {copying.image.stamp.global_step}: {refused}"
             raise StorageError("capture", fact, "use checkpoint.capture=copy")
-        super().submit(copying.number, copying.image)  # with the digest that rank 0 logged, against which the writer checks it
+        # with the digest that rank 0 logged, against which the writer checks it
+        super().submit(copying.number, copying.image)
 
 
 class WatchedState:
-    """What only an optimizer's step may write to or replace; other writes are noticed by `changed`."""
+    """What only an optimizer's step may write to or replace; other writes are noticed by
+    `changed`.
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -179,16 +222,26 @@ class WatchedState:
 
     def is_of(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Whether it watches these."""
-        return len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors.values(), self._tensors.values(), strict=True))
+        return len(tensors) == len(self._tensors) and all(
+            a is b for a, b in zip(tensors.values(), self._tensors.values(), strict=True)
+        )
 
     def place(self) -> dict[str, int]:
-        """Call at a capture: from then on also a tensor that lies elsewhere counts as changed, until the next `note`. Returns where each lies."""
+        """Call at a capture: from then on also a tensor that lies elsewhere counts as changed,
+        until the next `note`. Returns where each lies.
+        """
         self._at = [tensor.data_ptr() for tensor in self._tensors.values()]
         return dict(zip(self._tensors, self._at, strict=True))
 
     def view(self) -> str:
-        """The first tensor that is a view of larger memory, which is written to uncounted, by name; empty if none is."""
-        parts = (name for name, tensor in self._tensors.items() if tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.nbytes)
+        """The first tensor that is a view of larger memory, which is written to uncounted, by name;
+        empty if none is.
+        """
+        parts = (
+            name
+            for name, tensor in self._tensors.items()
+            if tensor.storage_offset() or tensor.untyped_storage().nbytes() != tensor.nbytes
+        )
         return next(parts, "")
 
     def note(self) -> None:
@@ -197,7 +250,9 @@ class WatchedState:
         self._at = []
 
     def changed(self) -> str:
-        """The first tensor that was written to since `note`, or moved since `place`, by name; empty if none was."""
+        """The first tensor that was written to since `note`, or moved since `place`, by name; empty
+        if none was.
+        """
         for (name, tensor), version in zip(self._tensors.items(), self._versions, strict=True):
             if tensor._version != version:
                 return name
@@ -209,7 +264,9 @@ class WatchedState:
 
 
 class _NoCount:
-    """Stands where the CPU's shared memory counts the changes for the writer's process, which copies nothing from a GPU."""
+    """Stands where the CPU's shared memory counts the changes for the writer's process, which
+    copies nothing from a GPU.
+    """
 
     value = 0
 
@@ -230,11 +287,16 @@ class GpuDeferral(Deferral):
             self._give_up(f"{name} is a view of larger memory")
             return
         self._state = cast(Any, state)
-        self._hooks = [self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after_step)]
+        self._hooks = [
+            self.optimizer.register_step_pre_hook(self._before),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
         self.reason = UNWATCHED
 
     def later(self, tensors: dict[str, torch.Tensor], global_step: int) -> dict[str, torch.Tensor]:
-        """Those of `tensors` that the GPU copies by itself; none, with a `reason`, where others write to them too."""
+        """Those of `tensors` that the GPU copies by itself; none, with a `reason`, where others
+        write to them too.
+        """
         if self._state is None or self.reason:
             return {}
         state = cast(WatchedState, self._state)
@@ -250,7 +312,9 @@ class GpuDeferral(Deferral):
                 return {}
             self._state = cast(Any, state)
         self._step = global_step
-        cast(GpuWriterClient, self._client).copy_next({name: found[name] for name in found.keys() - later.keys()}, later, state.place())
+        cast(GpuWriterClient, self._client).copy_next(
+            {name: found[name] for name in found.keys() - later.keys()}, later, state.place()
+        )
         return found
 
 
@@ -258,6 +322,8 @@ def _on_gpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor.is_cuda and tensor.numel()}
 
 
-def gpu_client(run: RunLayout, layout: BufferLayout, device: torch.device, log: CheckpointLog) -> GpuWriterClient:
+def gpu_client(
+    run: RunLayout, layout: BufferLayout, device: torch.device, log: CheckpointLog
+) -> GpuWriterClient:
     """A connection for a state on a GPU."""
     return GpuWriterClient(run, lambda memory: PinnedBuffer(memory, layout, device), log.failed)

@@ -1,7 +1,10 @@
-"""Strategies whose checkpoints another checkpointer writes, in its own format: a folder per step with ECRL's metadata beside its files.
+"""Strategies whose checkpoints another checkpointer writes, in its own format: a folder per step
+with ECRL's metadata beside its files.
 
-The state is what a careful user would give it: parameters, buffers, optimizer state and every rank's generators as tensors; cursor, schedule and the
-optimizer's settings are in the metadata. It is handed over as it lies in the model: copying it, where that is needed, is the checkpointer's business.
+The state is what a careful user would give it: parameters, buffers, optimizer state and every
+rank's generators as tensors; cursor, schedule and the optimizer's settings are in the metadata. It
+is handed over as it lies in the model: copying it, where that is needed, is the checkpointer's
+business.
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.catalog import PASSING, entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import SaveTimes
-from ecrl_cli.checkpoint.store.step_metadata import StepMetadata, check_step, read_step_metadata, size_of, step_in
+from ecrl_cli.checkpoint.store.step_metadata import (
+    StepMetadata,
+    check_step,
+    read_step_metadata,
+    size_of,
+    step_in,
+)
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved
 from ecrl_cli.checkpoint.strategies.strategy import StrategyContext, StrategyInputs
 from ecrl_cli.config.checkpointers import CheckpointerKind
@@ -37,9 +46,13 @@ from ecrl_cli.storage.fs import PosixFs
 
 
 class ForeignStrategy(ABC):
-    """What both have in common: the state, the metadata, the log, retention, and what is left of a save that failed."""
+    """What both have in common: the state, the metadata, the log, retention, and what is left of a
+    save that failed.
+    """
 
-    def __init__(self, context: StrategyContext, store: CheckpointStore, kind: CheckpointerKind) -> None:
+    def __init__(
+        self, context: StrategyContext, store: CheckpointStore, kind: CheckpointerKind
+    ) -> None:
         self._context, self._store, self._kind = context, store, kind
         self._checkpointer: Checkpointer = kind.load()()
 
@@ -79,19 +92,25 @@ class ForeignStrategy(ABC):
 
     def _state(self, gathered: RankStates) -> State:
         """The tensors by name, as they lie in the model and the optimizer."""
-        return {source.name: source.find().detach() for source in self._context.train_state.sources()} | gathered.rng
+        return {
+            source.name: source.find().detach() for source in self._context.train_state.sources()
+        } | gathered.rng
 
     def _submitted(self, step: int) -> float:
-        """Log the save as submitted, and as received, since nobody else writes; returns when the write began."""
+        """Log the save as submitted, and as received, since nobody else writes; returns when the
+        write began.
+        """
         if self._context.writes:
             self._context.submitted(step, 0, inflight=1)
             self._context.log.write("received", step)
         return monotonic()
 
     def _opened(self, progress: TrainPosition, gathered: RankStates, state: State) -> str:
-        """Rank 0 makes the step's folder with its metadata, while the others wait if they write too; returns its SHA-256, "" on other ranks.
+        """Rank 0 makes the step's folder with its metadata, while the others wait if they write
+        too; returns its SHA-256, "" on other ranks.
 
-        StorageError on every rank that waited if rank 0 could not: none of them may begin a save that the others do not take part in.
+        StorageError on every rank that waited if rank 0 could not: none of them may begin a save
+        that the others do not take part in.
         """
         context, sha256, failure = self._context, "", None
         if context.writes:
@@ -112,20 +131,28 @@ class ForeignStrategy(ABC):
         context, folder = self._context, self._folder(progress.global_step)
         train = parse(context.train_state.train_document(progress, gathered.line_chain))
         tensors = tuple(spec_of(name, tensor) for name, tensor in state.items())
-        metadata = StepMetadata(context.run_id, context.attempt, progress.global_step, self._kind.name, tensors, train)
+        metadata = StepMetadata(
+            context.run_id, context.attempt, progress.global_step, self._kind.name, tensors, train
+        )
         try:
             self._store.fs.mkdir(folder)
             write_whole(folder / STEP_METADATA, metadata.encoded(), durable=self._kind.durable)
         except StorageError as error:
             if error.errno != errno.EEXIST:
                 raise
-            raise CheckpointConflict("checkpoints", f"{folder.name} is there already", "nothing was overwritten; verify the run") from error
+            raise CheckpointConflict(
+                "checkpoints",
+                f"{folder.name} is there already",
+                "nothing was overwritten; verify the run",
+            ) from error
         except OSError as error:
             raise StorageError.of("write", folder / STEP_METADATA, error) from error
         return metadata.sha256
 
     def _committed(self, step: int, sha256: str, times: SaveTimes) -> None:
-        """Log the save as committed, then apply retention, whose errors do not make it a failed one."""
+        """Log the save as committed, then apply retention, whose errors do not make it a failed
+        one.
+        """
         folder = self._folder(step)
         saved = Saved(folder, sha256, size_of(folder), times.write_s, times.commit_s)
         self._context.log.committed(step, saved)
@@ -133,14 +160,19 @@ class ForeignStrategy(ABC):
             self._context.log.retired(self._store.retire())
 
     def _failed(self, step: int, error: BaseException, write_s: float) -> None:
-        """Log the save as failed and remove what is left of it. Raises what no save may hide: KeyboardInterrupt and SystemExit."""
+        """Log the save as failed and remove what is left of it. Raises what no save may hide:
+        KeyboardInterrupt and SystemExit.
+        """
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
         self._context.log.failed(step, described(self._kind, error), write_s)
         if isinstance(error, CheckpointConflict):
             return  # what lies there is another save's
         with suppress(StorageError):
-            catalog.discard(self._store.fs, catalog.quarantine(self._store.fs, entry_of(self._folder(step)), TRASH_PREFIX))
+            catalog.discard(
+                self._store.fs,
+                catalog.quarantine(self._store.fs, entry_of(self._folder(step)), TRASH_PREFIX),
+            )
 
 
 class ForeignBlockingStrategy(ForeignStrategy):
@@ -179,9 +211,13 @@ class ForeignBlockingStrategy(ForeignStrategy):
 
 
 class ForeignBackgroundStrategy(ForeignStrategy):
-    """The checkpointer copies the state and returns; one save at a time is in flight. The next one waits for it on every rank (backpressure)."""
+    """The checkpointer copies the state and returns; one save at a time is in flight. The next one
+    waits for it on every rank (backpressure).
+    """
 
-    def __init__(self, context: StrategyContext, store: CheckpointStore, kind: CheckpointerKind) -> None:
+    def __init__(
+        self, context: StrategyContext, store: CheckpointStore, kind: CheckpointerKind
+    ) -> None:
         super().__init__(context, store, kind)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpointer")
         self._pending: Future[None] | None = None
@@ -225,7 +261,9 @@ class ForeignBackgroundStrategy(ForeignStrategy):
             self._pending = None
 
     def _finish(self, begun: Future[object], step: int, sha256: str, began: float) -> None:
-        """In a thread: wait for the end of the save, and log it on rank 0. What another rank's save raised, rank 0's raises too."""
+        """In a thread: wait for the end of the save, and log it on rank 0. What another rank's save
+        raised, rank 0's raises too.
+        """
         failure = begun.exception()
         if self._context.writes:
             if failure is None:
@@ -235,7 +273,9 @@ class ForeignBackgroundStrategy(ForeignStrategy):
 
 
 def described(kind: CheckpointerKind, error: BaseException) -> EcrlError:
-    """`error` of the checkpointer as an error of ECRL's, in one line; a StorageError if the file system raised it."""
+    """`error` of the checkpointer as an error of ECRL's, in one line; a StorageError if the file
+    system raised it.
+    """
     if isinstance(error, EcrlError):
         return error
     if isinstance(error, OSError):
@@ -244,16 +284,22 @@ def described(kind: CheckpointerKind, error: BaseException) -> EcrlError:
 
 
 class Unreadable(EcrlError):
-    """The checkpointer could not load a checkpoint. Not incurable: the next attempt takes the one before."""
+    """The checkpointer could not load a checkpoint. Not incurable: the next attempt takes the one
+    before.
+    """
 
     code = "unreadable"
 
 
-def restore_foreign(train_state: TrainState, kind: CheckpointerKind, path: Path, sha256: str) -> TrainPosition:
-    """Restore the step in the folder `path`, whose metadata hashes to `sha256`; returns this rank's position.
+def restore_foreign(
+    train_state: TrainState, kind: CheckpointerKind, path: Path, sha256: str
+) -> TrainPosition:
+    """Restore the step in the folder `path`, whose metadata hashes to `sha256`; returns this rank's
+    position.
 
-    Unreadable with what the checkpointer raised, unless that is no fault of the checkpoint: then EcrlError, and the next attempt tries it again.
-    ConfigError if it holds the state of another model or optimizer.
+    Unreadable with what the checkpointer raised, unless that is no fault of the checkpoint: then
+    EcrlError, and the next attempt tries it again. ConfigError if it holds the state of another
+    model or optimizer.
     """
     try:
         metadata = read_step_metadata(PosixFs(), path)
@@ -261,29 +307,47 @@ def restore_foreign(train_state: TrainState, kind: CheckpointerKind, path: Path,
         if metadata.sha256 != sha256:
             raise ValueError(f"is {metadata.sha256[:8]}, not {sha256[:8]}")
         checkpointer: Checkpointer = kind.load()()
-        like = {spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in metadata.tensors}
+        like = {
+            spec.name: torch.empty(spec.shape, dtype=dtype_of(spec)) for spec in metadata.tensors
+        }
         tensors = checkpointer.load(like, path / kind.state)
         if different := sorted(tensors.keys() ^ like.keys()):
-            raise ValueError(f"{kind.name} loads other tensors than were saved (first difference: {different[0][:80]})")
+            raise ValueError(
+                f"{kind.name} loads other tensors than were saved (first difference:"
+                f" {different[0][:80]})"
+            )
         return train_state.become(tensors, metadata.train)
     except (ConfigError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch.distributed.checkpoint raises what is no Exception
         text = first_line(error)
         if _passing(error):
-            raise EcrlError("restore", f"{path.name}: {kind.name} did not load it ({text})", "the next attempt tries it again") from error
-        raise Unreadable("restore", f"{path.name}: {kind.name} cannot load it ({text})", "the next attempt takes the one before") from error
+            raise EcrlError(
+                "restore",
+                f"{path.name}: {kind.name} did not load it ({text})",
+                "the next attempt tries it again",
+            ) from error
+        raise Unreadable(
+            "restore",
+            f"{path.name}: {kind.name} cannot load it ({text})",
+            "the next attempt takes the one before",
+        ) from error
 
 
 def _passing(error: BaseException) -> bool:
-    """Whether `error` says nothing about the checkpoint: a peer died while all ranks were loading, or this process lacks descriptors or memory.
+    """Whether `error` says nothing about the checkpoint: a peer died while all ranks were loading,
+    or this process lacks descriptors or memory.
 
     torch.distributed.checkpoint raises one error for all ranks, with what each of them met.
     """
-    from torch.distributed.checkpoint.api import CheckpointException  # takes a second to import: only where something failed
+    # takes a second to import: only where something failed
+    from torch.distributed.checkpoint.api import CheckpointException
 
     if isinstance(error, CheckpointException):
         return any(_passing(of_rank) for of_rank, _ in error.failures.values())
     if isinstance(error, OSError | StorageError):
         return isinstance(error, ConnectionError | TimeoutError) or error.errno in PASSING
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))  # gloo names its source file
+    # gloo names its source file
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and "/gloo/" in str(error)
+    )

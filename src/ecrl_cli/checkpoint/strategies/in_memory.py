@@ -1,8 +1,11 @@
-"""The in_memory strategy: overlapped checkpoints, and between them a snapshot every few steps into memory that outlives the ranks.
+"""The in_memory strategy: overlapped checkpoints, and between them a snapshot every few steps into
+memory that outlives the ranks.
 
-A snapshot costs one collective and, on rank 0, one memory copy. No barrier is needed after the copy: no other rank writes rank 0's state, and none
-can finish the next step without rank 0's gradients, so the others may begin it meanwhile. The collective ensures that every rank has logged the
-step before rank 0 copies it: there is never a complete snapshot of a step that some rank has not logged.
+A snapshot costs one collective and, on rank 0, one memory copy. No barrier is needed after the
+copy: no other rank writes rank 0's state, and none can finish the next step without rank 0's
+gradients, so the others may begin it meanwhile. The collective ensures that every rank has logged
+the step before rank 0 copies it: there is never a complete snapshot of a step that some rank has
+not logged.
 """
 
 from __future__ import annotations
@@ -27,9 +30,13 @@ class MappedSnapshot:
 
 
 class InMemoryStrategy(OverlappedStrategy):
-    """Rank 0 copies into the two files of `snapshots` in turn, so that the newer snapshot stays complete."""
+    """Rank 0 copies into the two files of `snapshots` in turn, so that the newer snapshot stays
+    complete.
+    """
 
-    def __init__(self, context: StrategyContext, max_inflight: int, snapshots: SnapshotPair) -> None:
+    def __init__(
+        self, context: StrategyContext, max_inflight: int, snapshots: SnapshotPair
+    ) -> None:
         super().__init__(context, max_inflight)
         self._snapshots = snapshots
         self._snapshotter = CapturePlanner(context.train_state, "")
@@ -38,16 +45,23 @@ class InMemoryStrategy(OverlappedStrategy):
 
     @classmethod
     def make(cls, inputs: StrategyInputs) -> Self:
-        assert inputs.snapshots is not None, "a supervisor that was asked for snapshots answers with their memory"
+        assert inputs.snapshots is not None, (
+            "a supervisor that was asked for snapshots answers with their memory"
+        )
         return cls(inputs.context(), inputs.config.checkpoint.max_inflight, inputs.snapshots)
 
     def prepare(self) -> None:
-        """Allocate the snapshot memory ahead of time: first touching a page costs seven times a copy into it."""
+        """Allocate the snapshot memory ahead of time: first touching a page costs seven times a
+        copy into it.
+        """
         super().prepare()
         context = self._context
         gathered = context.train_state.gather(NOWHERE)
         if context.writes:
-            layout, train = self._snapshotter.refresh(gathered), context.train_state.train_document(NOWHERE, gathered.line_chain)
+            layout, train = (
+                self._snapshotter.refresh(gathered),
+                context.train_state.train_document(NOWHERE, gathered.line_chain),
+            )
             free = self._snapshots.free()
             self._next = free[0]
             for number in free:
@@ -70,7 +84,10 @@ class InMemoryStrategy(OverlappedStrategy):
         super().close()
 
     def _copy(self, progress: TrainPosition, gathered: RankStates) -> None:
-        layout, train = self._snapshotter.refresh(gathered), self._context.train_state.train_document(progress, gathered.line_chain)
+        layout, train = (
+            self._snapshotter.refresh(gathered),
+            self._context.train_state.train_document(progress, gathered.line_chain),
+        )
         mapped = self._map(self._next, layout, train)
         mapped.record.withdraw()
         mapped.slot.capture(self._snapshotter.found)
@@ -78,14 +95,20 @@ class InMemoryStrategy(OverlappedStrategy):
         self._next = 1 - self._next
 
     def _map(self, number: int, layout: BufferLayout, train: bytes) -> MappedSnapshot:
-        """File `number`, mapped; mapped anew if the state's structure has changed or train.json no longer fits."""
+        """File `number`, mapped; mapped anew if the state's structure has changed or train.json no
+        longer fits.
+        """
         mapped = self._mapped.get(number)
         if mapped is not None and mapped.layout == layout and mapped.record.fits(train):
             return mapped
         if mapped is not None:
             mapped.slot.close()
         self._snapshots.withdraw(number)
-        nbytes = self._snapshots.make_room(number, room(layout.plan.nbytes, layout.plan.parts, train))
+        nbytes = self._snapshots.make_room(
+            number, room(layout.plan.nbytes, layout.plan.parts, train)
+        )
         memory = Memory(os.dup(self._snapshots.fds[number]), nbytes)
-        self._mapped[number] = MappedSnapshot(memory, layout, StagingBuffer(memory, layout, self._context.train_state.device))
+        self._mapped[number] = MappedSnapshot(
+            memory, layout, StagingBuffer(memory, layout, self._context.train_state.device)
+        )
         return self._mapped[number]

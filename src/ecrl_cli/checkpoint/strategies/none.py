@@ -1,4 +1,6 @@
-"""The strategy without checkpoints: the baseline that the overhead of the others is measured against."""
+"""The strategy without checkpoints: the baseline that the overhead of the others is measured
+against.
+"""
 
 from __future__ import annotations
 

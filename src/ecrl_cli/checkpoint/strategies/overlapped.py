@@ -1,8 +1,10 @@
-"""The overlapped strategy: barrier, capture, enqueue, barrier. A background process writes while the ranks compute.
+"""The overlapped strategy: barrier, capture, enqueue, barrier. A background process writes while
+the ranks compute.
 
-The training thread pays for gathering the RNG states, one memory copy and a small message; with checkpoint.capture=deferred (`deferral`) only for a
-copy of what changes in the next forward pass. At most `max_inflight` checkpoints are in flight, one per staging buffer; the next one waits for a free
-buffer (backpressure).
+The training thread pays for gathering the RNG states, one memory copy and a small message; with
+checkpoint.capture=deferred (`deferral`) only for a copy of what changes in the next forward pass.
+At most `max_inflight` checkpoints are in flight, one per staging buffer; the next one waits for a
+free buffer (backpressure).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ecrl_cli.errors import StorageError
 
 
 class OverlappedStrategy:
-    """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, is logged, and the next one tries to connect again."""
+    """Rank 0 copies into shared memory that the writer owns. Without a writer a save fails, is
+    logged, and the next one tries to connect again.
+    """
 
     def __init__(self, context: StrategyContext, max_inflight: int) -> None:
         self._context, self._max_inflight = context, max_inflight
@@ -55,7 +59,9 @@ class OverlappedStrategy:
         """No effect: this strategy keeps no snapshots in memory."""
 
     def flush(self) -> None:
-        """Wait until the writer has finished every submitted checkpoint. If it dies meanwhile, the supervisor reconciles the log."""
+        """Wait until the writer has finished every submitted checkpoint. If it dies meanwhile, the
+        supervisor reconciles the log.
+        """
         if self._client is not None:
             self._context.clock.switch("write_wait")
             if self._deferral is not None:
@@ -81,7 +87,9 @@ class OverlappedStrategy:
         context, step = self._context, progress.global_step
         context.clock.switch("backpressure")
         if self._deferral is not None:
-            self._deferral.confirm_copy()  # if no update has followed the last checkpoint (a skipped one), the writer still holds its buffer
+            # if no update has followed the last checkpoint (a skipped one), the writer still holds
+            # its buffer
+            self._deferral.confirm_copy()
         try:
             client = self._ready(gathered)
             number, slot = client.take()
@@ -89,8 +97,13 @@ class OverlappedStrategy:
             parts, train = context.capture(slot, progress, gathered, later)
             context.clock.switch("enqueue")
             logged = progress.state_digest if later else ""
-            image = CheckpointImage(context.stamp(progress), slot.memory.view, parts, {TRAIN: train}, logged)
-            deferred_bytes, reason = sum(tensor.nbytes for tensor in later.values()), self._deferral.reason if self._deferral else ""
+            image = CheckpointImage(
+                context.stamp(progress), slot.memory.view, parts, {TRAIN: train}, logged
+            )
+            deferred_bytes, reason = (
+                sum(tensor.nbytes for tensor in later.values()),
+                (self._deferral.reason if self._deferral else ""),
+            )
             context.submitted(step, image.nbytes, client.in_flight + 1, deferred_bytes, reason)
         except WriterGone as gone:
             context.clock.switch("enqueue")  # what was spent so far is known to the line
@@ -98,17 +111,24 @@ class OverlappedStrategy:
             self._failed(step, gone)
             return
         try:
-            client.submit(number, image, self._deferral.changes if self._deferral and later else None)
+            client.submit(
+                number, image, self._deferral.changes if self._deferral and later else None
+            )
         except WriterGone as gone:
             self._failed(step, gone)
 
     def _failed(self, step: int, gone: WriterGone) -> None:
-        self._context.log.failed(step, StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"))
+        self._context.log.failed(
+            step,
+            StorageError("writer", str(gone), "a new writer is looked for at the next checkpoint"),
+        )
         self._drop()
         self._raise_if_save_failed()
 
     def _raise_if_save_failed(self) -> None:
-        """StorageError if a save has failed, here or in the writer, and checkpoint.on_error is stop."""
+        """StorageError if a save has failed, here or in the writer, and checkpoint.on_error is
+        stop.
+        """
         self._hear_failure()
         self._context.raise_if_save_failed()
 
@@ -117,7 +137,9 @@ class OverlappedStrategy:
             self._context.log.failure = self._context.log.failure or self._client.failure
 
     def _ready(self, gathered: RankStates) -> WriterClient:
-        """The connection to the writer, made anew if the writer has ended or the state's structure has changed. WriterGone if there is no writer."""
+        """The connection to the writer, made anew if the writer has ended or the state's structure
+        has changed. WriterGone if there is no writer.
+        """
         layout = self._context.snapshotter.refresh(gathered)
         if self._client is not None and self._client.gone:
             self._drop()
@@ -146,7 +168,8 @@ class OverlappedStrategy:
     def _new_client(self, layout: BufferLayout) -> WriterClient:
         context, device = self._context, self._context.train_state.device
         if device.type == "cuda":
-            from ecrl_cli.checkpoint.strategies.deferral_gpu import gpu_client  # a run on the CPU does without it
+            # a run on the CPU does without it
+            from ecrl_cli.checkpoint.strategies.deferral_gpu import gpu_client
 
             return gpu_client(context.layout, layout, device, context.log)
         return WriterClient(context.layout, lambda memory: StagingBuffer(memory, layout, device))

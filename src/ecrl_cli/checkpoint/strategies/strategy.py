@@ -1,4 +1,6 @@
-"""The interface of a checkpoint strategy, its inputs, and the context that strategies share. All ranks call it; only rank 0 writes."""
+"""The interface of a checkpoint strategy, its inputs, and the context that strategies share. All
+ranks call it; only rank 0 writes.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +36,39 @@ def _to_stderr(text: str) -> None:
 
 
 class Strategy(Protocol):
-    """Used by the train loop in this order: prepare once, snapshot and save at each trigger, flush before a planned end, close.
+    """Used by the train loop in this order: prepare once, snapshot and save at each trigger, flush
+    before a planned end, close.
 
-    Its class has `make(inputs: StrategyInputs)`, which makes the strategy that a `StrategyKind` (config/strategies.py) names, for one rank.
+    Its class has `make(inputs: StrategyInputs)`, which makes the strategy that a `StrategyKind`
+    (config/strategies.py) names, for one rank.
 
-    Each call is collective: every rank makes it at the same step. Its time is recorded in the span clock's categories.
+    Each call is collective: every rank makes it at the same step. Its time is recorded in the span
+    clock's categories.
     """
 
     def prepare(self) -> None:
-        """Plan and allocate the memory of a snapshot; called after the first step of an attempt, when the optimizer has its state."""
+        """Plan and allocate the memory of a snapshot; called after the first step of an attempt,
+        when the optimizer has its state.
+        """
 
     def save(self, progress: TrainPosition) -> None:
-        """Barrier, capture, hand over or write, barrier. A failed write is logged; it raises only with checkpoint.on_error=stop."""
+        """Barrier, capture, hand over or write, barrier. A failed write is logged; it raises only
+        with checkpoint.on_error=stop.
+        """
 
     def snapshot(self, progress: TrainPosition) -> None:
-        """Copy the state into memory that survives the ranks, but not their supervisor; no effect except with in_memory."""
+        """Copy the state into memory that survives the ranks, but not their supervisor; no effect
+        except with in_memory.
+        """
 
     def flush(self) -> None:
         """Return when every submitted checkpoint is committed or failed."""
 
     def confirm(self, global_step: int) -> None:
-        """After flush: raise if `global_step` was submitted in this attempt and is not committed. StorageError if storage failed;
-        EcrlError, which a restart may cure, if the writer died. Only rank 0 raises, which ends the attempt."""
+        """After flush: raise if `global_step` was submitted in this attempt and is not committed.
+        StorageError if storage failed; EcrlError, which a restart may cure, if the writer died.
+        Only rank 0 raises, which ends the attempt.
+        """
 
     def close(self) -> None:
         """Release memory and connections, without waiting for checkpoints in flight."""
@@ -63,9 +76,11 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class StrategyInputs:
-    """Inputs of a strategy for one rank in one attempt. `own_store`: the store that the rank itself writes to; None: a plain one. `snapshots`: the
-    supervisor's memory files, if the strategy keeps snapshots. `beat`: says that the rank is alive while it waits for the writer. `tell`: prints one
-    line for the user."""
+    """Inputs of a strategy for one rank in one attempt. `own_store`: the store that the rank itself
+    writes to; None: a plain one. `snapshots`: the supervisor's memory files, if the strategy keeps
+    snapshots. `beat`: says that the rank is alive while it waits for the writer. `tell`: prints one
+    line for the user.
+    """
 
     config: RunConfig
     train_state: TrainState
@@ -79,20 +94,28 @@ class StrategyInputs:
 
     def context(self) -> StrategyContext:
         """The strategy's context; opens the attempt's checkpoint log."""
-        log = CheckpointLog(Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt)
+        log = CheckpointLog(
+            Journal(self.layout.attempt(self.attempt).checkpoints), self.layout, self.attempt
+        )
         planner = CapturePlanner(self.train_state, suffix_of(self.config.checkpoint))
         checkpoint, identity = self.config.checkpoint, run_id(self.config)
         defers = checkpoint.capture == "deferred"
         told = (checkpoint.on_error, defers, self.beat, self.tell)
-        return StrategyContext(self.train_state, planner, self.layout, identity, self.attempt, self.clock, log, *told)
+        return StrategyContext(
+            self.train_state, planner, self.layout, identity, self.attempt, self.clock, log, *told
+        )
 
     def store(self) -> CheckpointStore:
         """The run's store, for a strategy that writes in the rank itself."""
-        return self.own_store or CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config)))
+        return self.own_store or CheckpointStore(
+            self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config))
+        )
 
 
 def suffix_of(checkpoint: CheckpointConfig) -> str:
-    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single file."""
+    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single
+    file.
+    """
     if checkpoint.format == "torch":
         return ".pt"
     return ".safetensors" if checkpoint.layout == "single" else ""
@@ -100,7 +123,9 @@ def suffix_of(checkpoint: CheckpointConfig) -> str:
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """One rank in one attempt: its state, its span clock, and the checkpoint log (which only rank 0 writes)."""
+    """One rank in one attempt: its state, its span clock, and the checkpoint log (which only rank 0
+    writes).
+    """
 
     train_state: TrainState
     snapshotter: CapturePlanner
@@ -117,9 +142,12 @@ class StrategyContext:
     def deferral(self) -> Deferral:
         """For a strategy whose captures may be deferred (checkpoint.capture)."""
         if self.train_state.device.type == "cuda":
-            from ecrl_cli.checkpoint.strategies.deferral_gpu import GpuDeferral  # a run on the CPU does without it
+            # a run on the CPU does without it
+            from ecrl_cli.checkpoint.strategies.deferral_gpu import GpuDeferral
 
-            return GpuDeferral(self.train_state.optimizer, self.clock, self.log, self.beat, self.tell)
+            return GpuDeferral(
+                self.train_state.optimizer, self.clock, self.log, self.beat, self.tell
+            )
         return Deferral(self.train_state.optimizer, self.clock, self.log, self.beat, self.tell)
 
     @property
@@ -127,15 +155,29 @@ class StrategyContext:
         return self.train_state.rank == 0
 
     def stamp(self, progress: TrainPosition) -> CheckpointMeta:
-        return CheckpointMeta(self.run_id, progress.global_step, progress.epoch, progress.cursor_step, progress.seed, self.train_state.world_size)
+        return CheckpointMeta(
+            self.run_id,
+            progress.global_step,
+            progress.epoch,
+            progress.cursor_step,
+            progress.seed,
+            self.train_state.world_size,
+        )
 
     def capture(
-        self, slot: StagingBuffer, progress: TrainPosition, gathered: RankStates, later: Collection[str] = ()
+        self,
+        slot: StagingBuffer,
+        progress: TrainPosition,
+        gathered: RankStates,
+        later: Collection[str] = (),
     ) -> tuple[tuple[PartPlace, ...], bytes]:
-        """Copy the tensors that were just looked up into `slot`, but for those named in `later`; returns the places of the files and the text of
-        train.json."""
+        """Copy the tensors that were just looked up into `slot`, but for those named in `later`;
+        returns the places of the files and the text of train.json.
+        """
         self.clock.switch("snapshot")
-        slot.capture({name: tensor for name, tensor in self.snapshotter.found.items() if name not in later})
+        slot.capture(
+            {name: tensor for name, tensor in self.snapshotter.found.items() if name not in later}
+        )
         self.snapshotter.copied_s = slot.copied_s
         train = self.train_state.train_document(progress, gathered.line_chain)
         serialized = 0
@@ -145,23 +187,50 @@ class StrategyContext:
         return slot.layout.parts(progress.global_step, serialized), train
 
     def raise_if_save_failed(self) -> None:
-        """StorageError if a save of this attempt has failed and `checkpoint.on_error` is stop: a restart would not help."""
+        """StorageError if a save of this attempt has failed and `checkpoint.on_error` is stop: a
+        restart would not help.
+        """
         if self.log.failure and self.on_error == "stop":
-            remedy = "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
+            remedy = (
+                "checkpoint.on_error=stop: once the cause is gone, the same command resumes the run"
+            )
             raise StorageError("checkpoint", self.log.failure, remedy)
 
     def released(self, global_step: int, save: SaveTimes | None = None) -> None:
-        """Log the stall since the clock was marked, each second in exactly one part. `save`: the times of the save within it."""
+        """Log the stall since the clock was marked, each second in exactly one part. `save`: the
+        times of the save within it.
+        """
         stall_s, spent = self.clock.lap()
-        parts = {name: spent.get(category, 0.0) for name, category in STALL_PARTS.items() if category != "write_wait"}
+        parts = {
+            name: spent.get(category, 0.0)
+            for name, category in STALL_PARTS.items()
+            if category != "write_wait"
+        }
         if save:
             parts |= {"write": save.write_s, "hash": save.hash_s, "commit": save.commit_s}
-            parts["settle"] = spent.get("write_wait", 0.0) - save.write_s - save.hash_s - save.commit_s
+            parts["settle"] = (
+                spent.get("write_wait", 0.0) - save.write_s - save.hash_s - save.commit_s
+            )
         parts = {name: seconds for name, seconds in parts.items() if seconds}
-        self.log.write("released", global_step, enqueue_s=parts.get("enqueue", 0.0), stall_s=stall_s, stall_parts=parts)
+        self.log.write(
+            "released",
+            global_step,
+            enqueue_s=parts.get("enqueue", 0.0),
+            stall_s=stall_s,
+            stall_parts=parts,
+        )
 
-    def submitted(self, global_step: int, nbytes: int, inflight: int, deferred_bytes: int = 0, reason: str = "") -> None:
-        """Log the checkpoint as submitted, before anything is handed over. `deferred_bytes`: left to the writer to copy; `reason`: why none is."""
+    def submitted(
+        self,
+        global_step: int,
+        nbytes: int,
+        inflight: int,
+        deferred_bytes: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Log the checkpoint as submitted, before anything is handed over. `deferred_bytes`: left
+        to the writer to copy; `reason`: why none is.
+        """
         spent = self.clock.duration
         seconds = {f"{name}_s": spent(name) for name in ("snapshot", "serialize", "backpressure")}
         self.log.write(

@@ -1,4 +1,6 @@
-"""Rank 0's connection to the background writer: it receives staging buffers as they become free and submits images by buffer number."""
+"""Rank 0's connection to the background writer: it receives staging buffers as they become free and
+submits images by buffer number.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ class WriterGone(Exception):
 
 
 class WriterClient:
-    """A receiving thread maps the memory that the writer grants, so that the training thread finds staging buffers ready; it waits only
-    if all are in flight (backpressure)."""
+    """A receiving thread maps the memory that the writer grants, so that the training thread finds
+    staging buffers ready; it waits only if all are in flight (backpressure).
+    """
 
     def __init__(self, layout: RunLayout, make_slot: Callable[[Memory], StagingBuffer]) -> None:
         try:
@@ -46,12 +49,24 @@ class WriterClient:
         self._thread.start()
 
     def open(self, attempt: int, nbytes: int, slots: int, parts: tuple[PartPlace, ...]) -> None:
-        """Request `slots` staging buffers of `nbytes` bytes each, and send the table of parts and tensors."""
-        self._send({"kind": "open", "attempt": attempt, "nbytes": nbytes, "slots": slots, "parts": encode_parts(parts)})
+        """Request `slots` staging buffers of `nbytes` bytes each, and send the table of parts and
+        tensors.
+        """
+        self._send(
+            {
+                "kind": "open",
+                "attempt": attempt,
+                "nbytes": nbytes,
+                "slots": slots,
+                "parts": encode_parts(parts),
+            }
+        )
 
     def share(self, memory: Memory, places: Sequence[LivePlace]) -> None:
         """Give the writer the memory in which the state lies."""
-        self._send({"kind": "share", "nbytes": memory.nbytes, "places": encode_places(places)}, memory.fd)
+        self._send(
+            {"kind": "share", "nbytes": memory.nbytes, "places": encode_places(places)}, memory.fd
+        )
 
     @property
     def in_flight(self) -> int:
@@ -59,12 +74,16 @@ class WriterClient:
 
     @property
     def uncopied(self) -> bool:
-        """Whether the writer may still be copying out of the shared state, which must not change until then."""
+        """Whether the writer may still be copying out of the shared state, which must not change
+        until then.
+        """
         return self._uncopied > 0 and not self._gone
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether the writer holds a copy of the shared state that it may not save before `confirm`."""
+        """Whether the writer holds a copy of the shared state that it may not save before
+        `confirm`.
+        """
         return self._unconfirmed and not self._gone
 
     @property
@@ -74,36 +93,51 @@ class WriterClient:
 
     @property
     def failure(self) -> str:
-        """The first failed save that the writer has reported over this connection, in words; empty if none."""
+        """The first failed save that the writer has reported over this connection, in words; empty
+        if none.
+        """
         return self._failure
 
     def take(self) -> tuple[int, StagingBuffer]:
-        """A free staging buffer and its number; waits while there is none. WriterGone if the writer has ended."""
+        """A free staging buffer and its number; waits while there is none. WriterGone if the writer
+        has ended.
+        """
         with self._changed:
             self._wait(lambda: bool(self._free) and not self._gone)
             number = self._free.popleft()
             return number, self._slots[number]
 
     def submit(self, number: int, image: CheckpointImage, changes: int | None = None) -> None:
-        """Hand the staging buffer over to the writer, which owns it until it grants it again. `changes`: the writer has to copy what is shared, as
-        of this count of changes."""
+        """Hand the staging buffer over to the writer, which owns it until it grants it again.
+        `changes`: the writer has to copy what is shared, as of this count of changes.
+        """
         with self._changed:
             self._in_flight += 1
             self._uncopied += changes is not None
         self._unconfirmed = self._unconfirmed or (changes is not None and not image.state_digest)
         parts = [[part.name, part.offset, part.nbytes] for part in image.parts]
         documents = {name: data.decode() for name, data in image.documents.items()}
-        message = {"kind": "save", "slot": number, "stamp": encode(image.stamp), "parts": parts, "documents": documents}
+        message = {
+            "kind": "save",
+            "slot": number,
+            "stamp": encode(image.stamp),
+            "parts": parts,
+            "documents": documents,
+        }
         self._send(message | {"changes": changes, "state_digest": image.state_digest})
 
     def wait_copied(self, beat: Callable[[], None], every_s: float) -> None:
-        """Return when the shared state may change: the writer has copied it, or has ended. `beat` is called every `every_s` seconds."""
+        """Return when the shared state may change: the writer has copied it, or has ended. `beat`
+        is called every `every_s` seconds.
+        """
         with self._changed:
             while not self._changed.wait_for(lambda: not self.uncopied, every_s):
                 beat()
 
     def confirm(self, changed: str) -> None:
-        """Say of all that was submitted whether the shared state was unchanged while it was copied; `changed`: what was not, by name."""
+        """Say of all that was submitted whether the shared state was unchanged while it was copied;
+        `changed`: what was not, by name.
+        """
         self._unconfirmed = False
         self._send({"kind": "confirmed", "changed": changed})
 
@@ -142,7 +176,8 @@ class WriterClient:
             self._refuse(error)
         except OSError:
             pass  # a broken connection is treated like a closed one
-        except Exception as error:  # for instance from CUDA; the training thread must not wait for ever
+        except Exception as error:
+            # for instance from CUDA; the training thread must not wait for ever
             self._refuse(StorageError("slot", f"{type(error).__name__}: {error}", "resume the run"))
         finally:
             with self._changed:

@@ -1,7 +1,9 @@
-"""One scenario: every failure in one mini-batch under every strategy, from the same state, timed, beside the mini-batch without a failure.
+"""One scenario: every failure in one mini-batch under every strategy, from the same state, timed,
+beside the mini-batch without a failure.
 
-Times: one worker's compute, the averages, the update and the state transfer, in random order. The workers of a real job are alike and run in
-parallel, so only the first is timed. A failed part is stopped inside backward, like a killed worker. Processor time: trials share the machine.
+Times: one worker's compute, the averages, the update and the state transfer, in random order. The
+workers of a real job are alike and run in parallel, so only the first is timed. A failed part is
+stopped inside backward, like a killed worker. Processor time: trials share the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ import torch
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.linux.clock import processor
 from ecrl_cli.records.survivor_records import LOST, REPEATED
-from ecrl_cli.replication.mini_batch.simulated_run import RECOVER, Corrections, Failure, SimulatedRun
+from ecrl_cli.replication.mini_batch.simulated_run import (
+    RECOVER,
+    Corrections,
+    Failure,
+    SimulatedRun,
+)
 from ecrl_cli.replication.mini_batch.simulated_trainer import State, average
 from ecrl_cli.verify.sample_accounting import unaccounted
 
@@ -36,15 +43,22 @@ class Tried(Hashable, Protocol):
 class Timing:
     """Times strategies from the state `before`, with all workers' passes remembered."""
 
-    def __init__(self, sim: SimulatedRun, mini_batch: int, before: State, rng: random.Random) -> None:
+    def __init__(
+        self, sim: SimulatedRun, mini_batch: int, before: State, rng: random.Random
+    ) -> None:
         self._scene, self._mini_batch, self._before, self._rng = sim, mini_batch, before, rng
         self._passes = sim.remembered[mini_batch]
         self._all = sim.workers.number
 
     def measure(self, cells: Sequence[Tried], rounds: int) -> dict[Tried | str | None, float]:
-        """Median seconds of each cell that is one mini-batch long; key None is the mini-batch without a failure, the names in PARTS are a forward
-        pass and a copy of the state."""
-        works: dict[Tried | str | None, Callable[[], object]] = {None: self._whole, "forward": self._forward, "copy": self._scene.trainee.state}
+        """Median seconds of each cell that is one mini-batch long; key None is the mini-batch
+        without a failure, the names in PARTS are a forward pass and a copy of the state.
+        """
+        works: dict[Tried | str | None, Callable[[], object]] = {
+            None: self._whole,
+            "forward": self._forward,
+            "copy": self._scene.trainee.state,
+        }
         works |= {cell: work for cell in cells if (work := self._work(cell)) is not None}
         found: dict[Tried | str | None, list[float]] = {cell: [] for cell in works}
         for _ in range(rounds):
@@ -99,23 +113,35 @@ class Timing:
         self._scene.workers.compute(self._mini_batch, 0)
         head = average(self._passes, slice(0, places), self._all)
         tail = average(self._passes[:number], slice(places, None), number)
-        self._scene.trainee.update(dict(zip(self._scene.workers.order, [*head, *tail], strict=True)))
+        self._scene.trainee.update(
+            dict(zip(self._scene.workers.order, [*head, *tail], strict=True))
+        )
 
     def _update(self, places: slice, divisor: int) -> None:
         gradients = average(self._passes, places, divisor)
-        self._scene.trainee.update(dict(zip(self._scene.workers.order[places], gradients, strict=True)))
+        self._scene.trainee.update(
+            dict(zip(self._scene.workers.order[places], gradients, strict=True))
+        )
 
 
-def left_out(sim: SimulatedRun, mini_batch: int, percent: int, survivors: Sequence[int]) -> dict[str, Any]:
-    """Computed over the gradients after the failure. `off`: distance of the two averages divided by the norm of the full one (None if that is 0).
-    `outlier_lost`: whether the worker whose gradients are farthest from the full average is a casualty."""
+def left_out(
+    sim: SimulatedRun, mini_batch: int, percent: int, survivors: Sequence[int]
+) -> dict[str, Any]:
+    """Computed over the gradients after the failure. `off`: distance of the two averages divided by
+    the norm of the full one (None if that is 0).
+    `outlier_lost`: whether the worker whose gradients are farthest from the full average is a
+    casualty.
+    """
     passes, rest = sim.remembered[mini_batch], slice(sim.places(percent), None)
     whole = _flat(average(passes, rest, len(passes)))
     left = [each for each in passes if each.worker in survivors]
     away = [float((_flat(each.gradients[rest]) - whole).norm()) for each in passes]
     length = float(whole.norm())
     distance = float((_flat(average(left, rest, len(left))) - whole).norm())
-    return {"off": distance / length if length else None, "outlier_lost": passes[away.index(max(away))].worker not in survivors}
+    return {
+        "off": distance / length if length else None,
+        "outlier_lost": passes[away.index(max(away))].worker not in survivors,
+    }
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -127,8 +153,9 @@ CORRECTIONS = ("mask", "buffers", "division")
 
 @dataclass(frozen=True)
 class Cell:
-    """One trial of a scenario. `survivors`: their number; 0 where no gradients are used after the failure. `flipped`: the correction whose setting
-    is inverted for this cell, or empty."""
+    """One trial of a scenario. `survivors`: their number; 0 where no gradients are used after the
+    failure. `flipped`: the correction whose setting is inverted for this cell, or empty.
+    """
 
     strategy: str
     percent: int
@@ -137,7 +164,9 @@ class Cell:
 
 
 def planned(config: MiniBatchFailure) -> list[Cell]:
-    """Every cell of a scenario. A checkpoint restart and its replay do not depend on when the failure came, so they are run once."""
+    """Every cell of a scenario. A checkpoint restart and its replay do not depend on when the
+    failure came, so they are run once.
+    """
     cells: list[Cell] = []
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
@@ -147,7 +176,9 @@ def planned(config: MiniBatchFailure) -> list[Cell]:
 
 
 def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
-    """Failure points of `strategy`. The rollbacks are also tried in the forward pass (0), where the published study assumes a consistent state."""
+    """Failure points of `strategy`. The rollbacks are also tried in the forward pass (0), where the
+    published study assumes a consistent state.
+    """
     if strategy == "checkpoint_restart":
         return (middle(config.percents),)
     in_forward = (0,) if strategy in ("half_updated_rollback", "consistent_rollback") else ()
@@ -155,8 +186,9 @@ def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
 
 
 def _flipped(config: MiniBatchFailure) -> Iterator[Cell]:
-    """Cells with one correction inverted, wherever it can make a difference; for the survivors' division at the least, the middle and the largest
-    number."""
+    """Cells with one correction inverted, wherever it can make a difference; for the survivors'
+    division at the least, the middle and the largest number.
+    """
     numbers = sorted({min(config.survivors), middle(config.survivors), max(config.survivors)})
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
@@ -179,7 +211,9 @@ def corrections(config: MiniBatchFailure, flipped: str = "") -> Corrections:
 
 
 def survivors(config: MiniBatchFailure, rng: random.Random, number: int) -> tuple[int, ...]:
-    """`number` surviving workers in ascending order. With drawn casualties a smaller set of one draw is a subset of a larger one."""
+    """`number` surviving workers in ascending order. With drawn casualties a smaller set of one
+    draw is a subset of a larger one.
+    """
     order = list(range(config.replicas))
     if config.casualties == "drawn":
         rng.shuffle(order)
@@ -188,8 +222,12 @@ def survivors(config: MiniBatchFailure, rng: random.Random, number: int) -> tupl
     return tuple(sorted(order[:number]))
 
 
-def try_scenario(sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, key: str, rng: random.Random) -> dict[str, Any]:
-    """Run every cell in `mini_batch`, the next one; leaves the run after the mini-batch without a failure. Returns JSON values."""
+def try_scenario(
+    sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, key: str, rng: random.Random
+) -> dict[str, Any]:
+    """Run every cell in `mini_batch`, the next one; leaves the run after the mini-batch without a
+    failure. Returns JSON values.
+    """
     sim.checkpoint_if_due()
     before, buffers = sim.trainee.state(), sim.trainee.buffers_now()
     accuracy, loss = sim.samples.accuracy(sim.trainee.model)
@@ -206,7 +244,9 @@ def try_scenario(sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, k
         sim.trainee.restore(before)
         sim.undo_after(mini_batch - 1)
         who = survivors(config, random.Random(f"{key}/{mini_batch}"), cell.survivors)
-        found = _try(replace_corrections(sim, corrections(config, cell.flipped)), cell, mini_batch, who)
+        found = _try(
+            replace_corrections(sim, corrections(config, cell.flipped)), cell, mini_batch, who
+        )
         found |= {"seconds": found.pop("replayed_s", None) or seconds.get(cell)}
         cells.append(asdict(cell) | found)
     sim.trainee.restore(after)
@@ -215,7 +255,12 @@ def try_scenario(sim: SimulatedRun, mini_batch: int, config: MiniBatchFailure, k
     return {
         "mini_batch": mini_batch,
         "before": {"accuracy": accuracy, "loss": loss},
-        "baseline": {"accuracy": reached[0], "loss": reached[1], "digest": baseline, "seconds": seconds[None]},
+        "baseline": {
+            "accuracy": reached[0],
+            "loss": reached[1],
+            "digest": baseline,
+            "seconds": seconds[None],
+        },
         "parts": {part: seconds[part] for part in PARTS},
         "cells": cells,
     }
@@ -246,15 +291,27 @@ def _try(sim: SimulatedRun, cell: Cell, mini_batch: int, who: tuple[int, ...]) -
 
 def _contributed(sim: SimulatedRun, mini_batch: int) -> list[int]:
     """How many workers contributed to each update of `mini_batch` that is part of the state."""
-    return [len(each.samples) // sim.samples.size.batch for each in sim.applied if each.global_step == mini_batch and each.layers]
+    return [
+        len(each.samples) // sim.samples.size.batch
+        for each in sim.applied
+        if each.global_step == mini_batch and each.layers
+    ]
 
 
 def _accounts(sim: SimulatedRun, first: int, mini_batch: int) -> dict[str, Any]:
-    """Lost and repeated samples of the mini-batches from `first` on, what the record misses, and whether an empty record would have passed."""
+    """Lost and repeated samples of the mini-batches from `first` on, what the record misses, and
+    whether an empty record would have passed.
+    """
     windows = {step: sim.samples.window(step) for step in range(first, mini_batch + 1)}
     names = sim.trainee.names
     pairs = len(windows[mini_batch]) * len(names)
-    shares = {effect: sum(len(e.samples) * len(e.layers) for e in sim.lost_samples if e.effect == effect) / pairs for effect in (LOST, REPEATED)}
+    shares = {
+        effect: (
+            sum(len(e.samples) * len(e.layers) for e in sim.lost_samples if e.effect == effect)
+            / pairs
+        )
+        for effect in (LOST, REPEATED)
+    }
     wrong = unaccounted(windows, names, sim.applied, sim.lost_samples)
     blind = bool(sim.lost_samples) and not unaccounted(windows, names, sim.applied, [])
     return {**shares, "unaccounted": wrong[:3], "blind": blind}

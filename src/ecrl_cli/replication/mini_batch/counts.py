@@ -1,4 +1,6 @@
-"""The study's records grouped by application and scenario; the measured parts of an overhead; and what a model of them predicts."""
+"""The study's records grouped by application and scenario; the measured parts of an overhead; and
+what a model of them predicts.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from ecrl_cli.studies.frame.study import Record
 
 @dataclass(frozen=True)
 class MeasuredParts:
-    """Means over the seeds for one application at one scale with `workers` logical workers; names ending in _s are seconds.
+    """Means over the seeds for one application at one scale with `workers` logical workers; names
+    ending in _s are seconds.
 
-    `mini_batch_s`: processor time of a mini-batch with the workers in parallel, so that other load on the machine does not count. `init_s`: data,
-    model, optimizer and the first pass, in a process that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading and
+    `mini_batch_s`: processor time of a mini-batch with the workers in parallel, so that other load
+    on the machine does not count. `init_s`: data, model, optimizer and the first pass, in a process
+    that has imported its libraries. `checkpoint_s`: until it is durable. `load_s`: reading and
     restoring it. `layers`: number of parameter tensors, `model_bytes`: their size.
     """
 
@@ -40,10 +44,18 @@ class MeasuredParts:
         return self.init_s + self.load_s
 
     def typed(self) -> dict[str, float | int]:
-        """The keys of `recovery-overhead`, to three digits. Its `init_s` (processes and communicators) is missing: this is a simulation in one
-        process."""
-        seconds = {"mini_batch_s": self.mini_batch_s, "checkpoint_s": self.checkpoint_s, "restart_s": self.restart_s}
-        return {"every": self.mini_batches_per_epoch, **{key: float(f"{value:.3g}") for key, value in seconds.items()}}
+        """The keys of `recovery-overhead`, to three digits. Its `init_s` (processes and
+        communicators) is missing: this is a simulation in one process.
+        """
+        seconds = {
+            "mini_batch_s": self.mini_batch_s,
+            "checkpoint_s": self.checkpoint_s,
+            "restart_s": self.restart_s,
+        }
+        return {
+            "every": self.mini_batches_per_epoch,
+            **{key: float(f"{value:.3g}") for key, value in seconds.items()},
+        }
 
 
 COUNTS = ("workers", "mini_batches_per_epoch", "mini_batches", "layers", "model_bytes")
@@ -55,32 +67,41 @@ def measured(records: Sequence[Record]) -> tuple[MeasuredParts, ...]:
     found = []
     cells = [record for record in records if record.facts["kind"] == "cells"]
     for application in dict.fromkeys(record.facts["application"] for record in cells):
-        parts = [record.found["parts"] for record in cells if record.facts["application"] == application]
+        parts = [
+            record.found["parts"] for record in cells if record.facts["application"] == application
+        ]
         facts: dict[str, Any] = {name: int(parts[0][name]) for name in COUNTS}
         facts |= {name: summary([part[name] for part in parts]).mean for name in SECONDS}
         found.append(MeasuredParts(application=application, **facts))
     return tuple(found)
 
 
-# Strategies whose processes start anew; under the others survivors continue, and replacements join in parallel to their work.
+# Strategies whose processes start anew; under the others survivors continue, and replacements join
+# in parallel to their work.
 STARTS = ("checkpoint_restart", "half_updated_rollback", "consistent_rollback")
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Seconds of one mini-batch without a failure, of its forward pass alone, and of a copy of the state."""
+    """Seconds of one mini-batch without a failure, of its forward pass alone, and of a copy of the
+    state.
+    """
 
     whole_s: float
     forward_s: float
     copy_s: float
 
     def begun_s(self, percent: int) -> float:
-        """Seconds until `percent` of the gradients are applied; after the forward pass every gradient is assumed to take equally long."""
+        """Seconds until `percent` of the gradients are applied; after the forward pass every
+        gradient is assumed to take equally long.
+        """
         return self.forward_s + percent / 100 * (self.whole_s - self.forward_s)
 
 
 def predicted_s(strategy: str, percent: int, replayed: int, parts: MiniBatch) -> float:
-    """Seconds from the start of the failing mini-batch to its end under `strategy`; for a restart only the replay of `replayed` mini-batches."""
+    """Seconds from the start of the failing mini-batch to its end under `strategy`; for a restart
+    only the replay of `replayed` mini-batches.
+    """
     begun = parts.begun_s(percent)
     return {
         "checkpoint_restart": replayed * parts.whole_s,
@@ -114,7 +135,9 @@ def named(application: str, size: Size) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario of an application: the `published` mini-batch, the one used for it here, and one run per seed."""
+    """A scenario of an application: the `published` mini-batch, the one used for it here, and one
+    run per seed.
+    """
 
     application: str
     size: Size
@@ -130,7 +153,11 @@ class Case:
     @property
     def about(self) -> Run:
         """The columns of a row that name this case."""
-        return {APPLICATION.key: named(self.application, self.size), PUBLISHED_AT.key: self.published, HERE.key: self.mini_batch}
+        return {
+            APPLICATION.key: named(self.application, self.size),
+            PUBLISHED_AT.key: self.published,
+            HERE.key: self.mini_batch,
+        }
 
     def cells(self, cell: Cell) -> list[Run]:
         """Results of `cell`, one per run that has it."""
@@ -150,7 +177,11 @@ class Case:
 
     def exact(self, found: Run) -> bool:
         """Whether the run ended bit for bit in the state of its run without the failure."""
-        return any(found is each and each["digest"] == run["baseline"]["digest"] for run in self.runs for each in run["cells"])
+        return any(
+            found is each and each["digest"] == run["baseline"]["digest"]
+            for run in self.runs
+            for each in run["cells"]
+        )
 
 
 class Counts:
@@ -160,7 +191,9 @@ class Counts:
         self.config, self.records = config, records
         self.trained = [record for record in records if record.facts["kind"] == "cells"]
         self.longs = [record for record in records if record.facts["kind"] == "long"]
-        self.dormant = next((record.found for record in records if record.facts["kind"] == "dormant"), None)
+        self.dormant = next(
+            (record.found for record in records if record.facts["kind"] == "dormant"), None
+        )
         self.cases = list(self._cases())
 
     @property
@@ -174,9 +207,12 @@ class Counts:
     def samples(self, application: str) -> str:
         """The form of its made-up samples, with the published one where that differs."""
         here, published = (
-            f"{' x '.join(map(str, size.shape))} in {size.classes} classes" for size in (SIZES[self.config.scale][application], PAPER[application])
+            f"{' x '.join(map(str, size.shape))} in {size.classes} classes"
+            for size in (SIZES[self.config.scale][application], PAPER[application])
         )
-        return f"{APPLICATIONS[application]}: {here}" + (f", published {published}" if here != published else "")
+        return f"{APPLICATIONS[application]}: {here}" + (
+            f", published {published}" if here != published else ""
+        )
 
     def plan(self) -> list[Cell]:
         return planned(self.config)
@@ -186,7 +222,13 @@ class Counts:
 
     def tried(self, application: str) -> list[tuple[Run, Run]]:
         """Every result of a cell without an inverted correction, after its run."""
-        return [(run, found) for case in self.of(application) for run in case.runs for found in run["cells"] if not found["flipped"]]
+        return [
+            (run, found)
+            for case in self.of(application)
+            for run in case.runs
+            for found in run["cells"]
+            if not found["flipped"]
+        ]
 
     def every(self) -> Iterator[tuple[Case, Run]]:
         """Every result of every cell, with its case."""
@@ -199,7 +241,11 @@ class Counts:
         for application in self.config.applications:
             size = SIZES[self.config.scale][application]
             for published, mini_batch in size.scenarios.items():
-                found = (each for record in self.runs_of(application) for each in record.found["scenarios"])
+                found = (
+                    each
+                    for record in self.runs_of(application)
+                    for each in record.found["scenarios"]
+                )
                 runs = tuple(each for each in found if each["mini_batch"] == mini_batch)
                 if runs:
                     yield Case(application, size, published, mini_batch, runs)
@@ -214,7 +260,10 @@ def label(cell: Cell) -> str:
     if cell.strategy == "checkpoint_restart":
         return STRATEGIES[cell.strategy]
     when = f"F-{cell.percent}%" if cell.percent else "in forward"
-    return f"{STRATEGIES[cell.strategy]}, {when}{f', {cell.survivors} survivors' if cell.survivors else ''}"
+    return (
+        f"{STRATEGIES[cell.strategy]},"
+        f" {when}{f', {cell.survivors} survivors' if cell.survivors else ''}"
+    )
 
 
 def spread(values: Sequence[float], key: str) -> dict[str, Any]:
@@ -224,14 +273,28 @@ def spread(values: Sequence[float], key: str) -> dict[str, Any]:
 
 
 def spread_columns(key: str, text: str, kind: str) -> tuple[Column, ...]:
-    return (Column(key, text, kind), Column(f"{key}_low", f"{text}, 95% low", kind), Column(f"{key}_high", f"{text}, 95% high", kind))
+    return (
+        Column(key, text, kind),
+        Column(f"{key}_low", f"{text}, 95% low", kind),
+        Column(f"{key}_high", f"{text}, 95% high", kind),
+    )
 
 
 def against(values: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
-    """`values` against those of the same runs without the failure: the difference, and the ratio of the means minus one."""
+    """`values` against those of the same runs without the failure: the difference, and the ratio of
+    the means minus one.
+    """
     found = paired(values, baselines)
-    difference = {"difference": found.difference.mean, "difference_low": found.difference.low, "difference_high": found.difference.high}
-    return difference | {"relative": found.ratio_of_means, "relative_low": found.ratio_low, "relative_high": found.ratio_high}
+    difference = {
+        "difference": found.difference.mean,
+        "difference_low": found.difference.low,
+        "difference_high": found.difference.high,
+    }
+    return difference | {
+        "relative": found.ratio_of_means,
+        "relative_low": found.ratio_low,
+        "relative_high": found.ratio_high,
+    }
 
 
 AGAINST_COLUMNS = (
@@ -243,4 +306,8 @@ AGAINST_COLUMNS = (
 def slowdown(seconds: Sequence[float], baselines: Sequence[float]) -> dict[str, Any]:
     """Slowdown against the run without the failure: ratio of the means with its BCa interval."""
     low, high = ratio_interval(seconds, baselines) or (None, None)
-    return {"slowdown": ratio_of_means(seconds, baselines), "slowdown_low": low, "slowdown_high": high}
+    return {
+        "slowdown": ratio_of_means(seconds, baselines),
+        "slowdown_low": low,
+        "slowdown_high": high,
+    }

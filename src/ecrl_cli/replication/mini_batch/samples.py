@@ -1,10 +1,13 @@
-"""An application's samples: read or made up, assigned to workers and mini-batches; and the held-out ones.
+"""An application's samples: read or made up, assigned to workers and mini-batches; and the held-out
+ones.
 
-Made up: images of any number of classes, and gene expression profiles of two tissues, of the published shapes. Both are learnable and neither is
-trivial. An image is its class's smooth colour pattern, shifted cyclically by up to an eighth of the side, randomly mirrored and of random contrast,
-with a weaker pattern of another class and noise added: no single pixel tells the class. In a profile each gene has its own level times the sample's
-depth, log-normal; in tumours one gene in twenty, in runs of neighbours, is shifted by less than its spread within a class, so that only many genes
-together tell the class.
+Made up: images of any number of classes, and gene expression profiles of two tissues, of the
+published shapes. Both are learnable and neither is trivial. An image is its class's smooth colour
+pattern, shifted cyclically by up to an eighth of the side, randomly mirrored and of random
+contrast, with a weaker pattern of another class and noise added: no single pixel tells the class.
+In a profile each gene has its own level times the sample's depth, log-normal; in tumours one gene
+in twenty, in runs of neighbours, is shifted by less than its spread within a class, so that only
+many genes together tell the class.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ def pictures(seed: int, classes: int, shape: tuple[int, ...], train: int, held_o
 
 
 def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
-    """Profiles like NT3's: half normal, half tumour; each gene divided by its maximum, as in the benchmark."""
+    """Profiles like NT3's: half normal, half tumour; each gene divided by its maximum, as in the
+    benchmark.
+    """
     rng = np.random.default_rng(np.random.SeedSequence([seed, 2]))
     level = rng.normal(0.0, 1.0, features)
     moved = np.zeros(features)
@@ -61,29 +66,54 @@ def profiles(seed: int, features: int, train: int, held_out: int) -> Split:
         moved[start : start + _RUN] = rng.choice((-1.0, 1.0)) * _SHIFT
     labels = np.concatenate([rng.permutation(size) % 2 for size in (train, held_out)])
     depth = rng.normal(0.0, _DEPTH, (len(labels), 1))
-    values = np.exp(level + depth + labels[:, None] * moved + rng.normal(0.0, _SPREAD, (len(labels), features)))
+    values = np.exp(
+        level + depth + labels[:, None] * moved + rng.normal(0.0, _SPREAD, (len(labels), features))
+    )
     scaled = np.log1p(values) / np.log1p(values).max(axis=0)
-    traits = DatasetInfo("profiles", 2, (1, 1, features), mean=(float(scaled.mean()),), std=(float(scaled.std()),), peak=1, flip=False)
+    traits = DatasetInfo(
+        "profiles",
+        2,
+        (1, 1, features),
+        mean=(float(scaled.mean()),),
+        std=(float(scaled.std()),),
+        peak=1,
+        flip=False,
+    )
     whole = scaled.astype(np.float32).reshape(-1, 1, 1, features)
-    return Split(*(ArraySet(traits, whole[part], labels[part].astype(np.int64)) for part in (slice(0, train), slice(train, None))))
+    return Split(
+        *(
+            ArraySet(traits, whole[part], labels[part].astype(np.int64))
+            for part in (slice(0, train), slice(train, None))
+        )
+    )
 
 
 def _pattern(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     """Low-frequency waves per channel, with standard deviation one."""
     channels, height, width = shape
-    y, x = np.meshgrid(np.linspace(0, 2 * np.pi, height, endpoint=False), np.linspace(0, 2 * np.pi, width, endpoint=False), indexing="ij")
+    y, x = np.meshgrid(
+        np.linspace(0, 2 * np.pi, height, endpoint=False),
+        np.linspace(0, 2 * np.pi, width, endpoint=False),
+        indexing="ij",
+    )
     found = np.zeros(shape)
     for channel in range(channels):
         for _ in range(_WAVES):
             down, across = rng.integers(-3, 4, 2)
-            found[channel] += rng.normal() * np.sin(down * y + across * x + rng.uniform(0, 2 * np.pi))
+            found[channel] += rng.normal() * np.sin(
+                down * y + across * x + rng.uniform(0, 2 * np.pi)
+            )
     pattern: Floats = ((found - found.mean()) / (found.std() + 1e-6)).astype(np.float32)
     return pattern
 
 
 def _picture(rng: np.random.Generator, patterns: Floats, label: int) -> npt.NDArray[np.uint8]:
     own, other = patterns[label], patterns[rng.integers(len(patterns))]
-    mixed = rng.uniform(0.6, 1.4) * _moved(rng, own) + _OTHER * _moved(rng, other) + rng.normal(0.0, _NOISE, own.shape)
+    mixed = (
+        rng.uniform(0.6, 1.4) * _moved(rng, own)
+        + _OTHER * _moved(rng, other)
+        + rng.normal(0.0, _NOISE, own.shape)
+    )
     pixels: npt.NDArray[np.uint8] = np.clip(128 + 48 * mixed, 0, 255).astype(np.uint8)
     return pixels
 
@@ -101,9 +131,11 @@ _EVALUATED = 256  # evaluation batch size
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples for `workers` logical workers on `size`; mini-batches count from 1. `train_ids`, `held_out_ids`: indices into the data set. The
-    order depends on the seed, the epoch and, where each worker walks through the whole set, the worker: a spare in a dead worker's place assembles
-    the same mini-batch."""
+    """Samples for `workers` logical workers on `size`; mini-batches count from 1. `train_ids`,
+    `held_out_ids`: indices into the data set. The order depends on the seed, the epoch and, where
+    each worker walks through the whole set, the worker: a spare in a dead worker's place assembles
+    the same mini-batch.
+    """
 
     size: Size
     train: SampleSet
@@ -121,20 +153,32 @@ class Samples:
         """The sample ids of `worker` in a mini-batch."""
         epoch, step = position(mini_batch, self.per_epoch)
         if self.size.whole:
-            return self.train_ids[window(_own_order(self.seed, epoch, worker, self.size.train), step, self.size.batch)]
+            return self.train_ids[
+                window(_own_order(self.seed, epoch, worker, self.size.train), step, self.size.batch)
+            ]
         together = self.size.batch * self.workers
-        return self.train_ids[shard(window(_common_order(self.seed, epoch, self.size.train, together), step, together), worker, self.workers)]
+        return self.train_ids[
+            shard(
+                window(_common_order(self.seed, epoch, self.size.train, together), step, together),
+                worker,
+                self.workers,
+            )
+        ]
 
     def window(self, mini_batch: int) -> tuple[int, ...]:
         """All sample ids of the mini-batch, worker by worker."""
-        return tuple(int(each) for worker in range(self.workers) for each in self.ids(mini_batch, worker))
+        return tuple(
+            int(each) for worker in range(self.workers) for each in self.ids(mini_batch, worker)
+        )
 
     def batch(self, mini_batch: int, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
         return _tensors(self.train, self.ids(mini_batch, worker))
 
     @torch.no_grad()
     def accuracy(self, model: torch.nn.Module) -> tuple[float, float | None]:
-        """Held-out accuracy of `model`, and its mean loss if finite. Leaves the model's buffers unchanged."""
+        """Held-out accuracy of `model`, and its mean loss if finite. Leaves the model's buffers
+        unchanged.
+        """
         model.eval()
         right, loss = 0, 0.0
         for start in range(0, self.size.held_out, _EVALUATED):
@@ -143,7 +187,9 @@ class Samples:
             right += int((scores.argmax(dim=1) == y).sum())
             loss += float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
         model.train()
-        return right / self.size.held_out, loss / self.size.held_out if math.isfinite(loss) else None
+        return right / self.size.held_out, (
+            loss / self.size.held_out if math.isfinite(loss) else None
+        )
 
 
 def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int) -> Samples:
@@ -151,7 +197,10 @@ def samples_of(config: MiniBatchFailure, application: str, size: Size, seed: int
     split = _read(config, application) if config.data == "files" else _made(size, seed)
     traits = split.train.traits
     fitting = replace(size, classes=traits.classes, shape=traits.shape)
-    chosen = (_chosen(application, split.train, size.train, seed), _chosen(application, split.held_out, size.held_out, seed))
+    chosen = (
+        _chosen(application, split.train, size.train, seed),
+        _chosen(application, split.held_out, size.held_out, seed),
+    )
     return Samples(fitting, split.train, split.held_out, *chosen, seed, config.replicas)
 
 

@@ -1,4 +1,6 @@
-"""One simulated run that can fail in the middle of a mini-batch, with a record of applied and lost samples; and what each strategy does then."""
+"""One simulated run that can fail in the middle of a mini-batch, with a record of applied and lost
+samples; and what each strategy does then.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,24 @@ import torch
 from ecrl_cli.linux.clock import processor
 from ecrl_cli.records.survivor_records import AppliedSamples, LostSamples, lost, repeated
 from ecrl_cli.replication.mini_batch.samples import Samples
-from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Pass, Trainee, Workers, average
+from ecrl_cli.replication.mini_batch.simulated_trainer import (
+    Checkpoints,
+    Pass,
+    Trainee,
+    Workers,
+    average,
+)
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """Corrections of the published simulation. False is the published (for `division`, the naive) behaviour.
+    """Corrections of the published simulation. False is the published (for `division`, the naive)
+    behaviour.
 
-    `mask`: layers that a dead mini-batch does not update stay unchanged (published: they get zero gradients, which still moves them under momentum
-    or weight decay). `buffers`: a rollback restores BatchNorm's buffers. `division`: survivors divide by their own number, not by that of all
-    workers.
+    `mask`: layers that a dead mini-batch does not update stay unchanged (published: they get zero
+    gradients, which still moves them under momentum or weight decay). `buffers`: a rollback
+    restores BatchNorm's buffers. `division`: survivors divide by their own number, not by that of
+    all workers.
     """
 
     mask: bool = True
@@ -29,9 +39,11 @@ class Corrections:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure in `mini_batch` after `percent` of the gradient tensors, in backward order, were averaged among all workers and applied.
+    """A failure in `mini_batch` after `percent` of the gradient tensors, in backward order, were
+    averaged among all workers and applied.
 
-    0: at the end of the forward pass. `survivors`: the surviving workers; if empty, no gradients are used after the failure.
+    0: at the end of the forward pass. `survivors`: the surviving workers; if empty, no gradients
+    are used after the failure.
     """
 
     mini_batch: int
@@ -41,8 +53,10 @@ class Failure:
 
 @dataclass
 class SimulatedRun:
-    """`remembered`: all workers' passes from the state before a mini-batch, shared by the failures tried in it. `kept`: whether everything that
-    had to stay unchanged did. `steps_s`: processor time of each whole mini-batch, as if its workers ran in parallel."""
+    """`remembered`: all workers' passes from the state before a mini-batch, shared by the failures
+    tried in it. `kept`: whether everything that had to stay unchanged did. `steps_s`: processor
+    time of each whole mini-batch, as if its workers ran in parallel.
+    """
 
     trainee: Trainee
     workers: Workers
@@ -64,10 +78,14 @@ class SimulatedRun:
         return self.trainee.cursor.done
 
     def casualties(self, failure: Failure) -> tuple[int, ...]:
-        return tuple(worker for worker in range(self.workers.number) if worker not in failure.survivors)
+        return tuple(
+            worker for worker in range(self.workers.number) if worker not in failure.survivors
+        )
 
     def places(self, percent: int) -> int:
-        """The number of gradient tensors in `percent` of all. A failure in backward has at least one applied and one not applied."""
+        """The number of gradient tensors in `percent` of all. A failure in backward has at least
+        one applied and one not applied.
+        """
         tensors = len(self.workers.order)
         return min(max(1, round(tensors * percent / 100)), tensors - 1) if percent else 0
 
@@ -80,7 +98,9 @@ class SimulatedRun:
         return tuple(int(each) for worker in who for each in self.samples.ids(mini_batch, worker))
 
     def run_to(self, mini_batch: int) -> None:
-        """Train without failures up to and including `mini_batch`, with a checkpoint at the start of each epoch."""
+        """Train without failures up to and including `mini_batch`, with a checkpoint at the start
+        of each epoch.
+        """
         while self.done < mini_batch:
             self.checkpoint_if_due()
             self.step()
@@ -100,7 +120,9 @@ class SimulatedRun:
         return passes
 
     def passes(self, mini_batch: int) -> list[Pass]:
-        """All workers' passes from the current state, which must be that before `mini_batch`; the leader's buffers are kept."""
+        """All workers' passes from the current state, which must be that before `mini_batch`; the
+        leader's buffers are kept.
+        """
         found = self.remembered.get(mini_batch)
         if found is None:
             return self.workers.all(mini_batch)
@@ -108,24 +130,40 @@ class SimulatedRun:
         return found
 
     def fail(self, failure: Failure) -> None:
-        """Run a mini-batch up to its failure: all forward passes, then the update of the gradients there by then; the other layers stay."""
+        """Run a mini-batch up to its failure: all forward passes, then the update of the gradients
+        there by then; the other layers stay.
+        """
         places = self.places(failure.percent)
         passes = self.passes(failure.mini_batch)
         if not places:
             return
         before = self.trainee.state()
-        self.apply(failure.mini_batch, passes, slice(0, places), zero_others=not self.corrections.mask)
+        self.apply(
+            failure.mini_batch, passes, slice(0, places), zero_others=not self.corrections.mask
+        )
         self.kept = self.kept and self.trainee.unmoved(before, list(self.workers.order[places:]))
 
-    def apply(self, mini_batch: int, passes: Sequence[Pass], places: slice, *, zero_others: bool = False) -> None:
+    def apply(
+        self, mini_batch: int, passes: Sequence[Pass], places: slice, *, zero_others: bool = False
+    ) -> None:
         """Average these passes' gradients at `places` and update with the result."""
         self.update(mini_batch, [(passes, places, len(passes))], zero_others=zero_others)
 
-    def update(self, mini_batch: int, parts: Sequence[tuple[Sequence[Pass], slice, int]], *, zero_others: bool = False) -> None:
-        """One optimizer step from several parts; each has passes, places in the backward order and a divisor."""
+    def update(
+        self,
+        mini_batch: int,
+        parts: Sequence[tuple[Sequence[Pass], slice, int]],
+        *,
+        zero_others: bool = False,
+    ) -> None:
+        """One optimizer step from several parts; each has passes, places in the backward order and
+        a divisor.
+        """
         gradients: dict[int, torch.Tensor] = {}
         for passes, places, divisor in parts:
-            gradients |= zip(self.workers.order[places], average(passes, places, divisor), strict=True)
+            gradients |= zip(
+                self.workers.order[places], average(passes, places, divisor), strict=True
+            )
             samples = self.shards(mini_batch, [each.worker for each in passes])
             self.applied.append(AppliedSamples(mini_batch, samples, self.layers(places)))
         self.trainee.update(gradients, zero_others=zero_others)
@@ -140,7 +178,8 @@ Recover = Callable[[SimulatedRun, Failure], None]
 
 
 def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
-    """Restart from the latest checkpoint, taken at the start of the epoch, and replay including the mini-batch that failed.
+    """Restart from the latest checkpoint, taken at the start of the epoch, and replay including the
+    mini-batch that failed.
 
     Ends bit for bit in the state of the run without the failure.
     """
@@ -151,9 +190,11 @@ def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
 
 
 def half_updated_rollback(sim: SimulatedRun, failure: Failure) -> None:
-    """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half updated, and the mini-batch runs again.
+    """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half
+    updated, and the mini-batch runs again.
 
-    Gradients applied before the failure are applied twice; exact only for a failure in forward with buffers rolled back.
+    Gradients applied before the failure are applied twice; exact only for a failure in forward with
+    buffers rolled back.
 
     To roll back the buffers a survivor copies them before its forward pass: they are small.
     """
@@ -164,13 +205,21 @@ def half_updated_rollback(sim: SimulatedRun, failure: Failure) -> None:
     sim.step()
     applied = sim.layers(slice(0, sim.places(failure.percent)))
     samples = sim.samples.window(failure.mini_batch)
-    sim.lost_samples += repeated(failure.mini_batch, samples, applied, sim.casualties(failure), half_updated_rollback.__name__)
+    sim.lost_samples += repeated(
+        failure.mini_batch,
+        samples,
+        applied,
+        sim.casualties(failure),
+        half_updated_rollback.__name__,
+    )
 
 
 def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
-    """Immediate rollback from a consistent state: survivors keep the state from before the update, and the mini-batch runs again from it.
+    """Immediate rollback from a consistent state: survivors keep the state from before the update,
+    and the mini-batch runs again from it.
 
-    Costs a copy of the state per mini-batch; ends bit for bit in the state of the run without the failure.
+    Costs a copy of the state per mini-batch; ends bit for bit in the state of the run without the
+    failure.
     """
     before = sim.trainee.state()
     sim.fail(failure)
@@ -180,11 +229,13 @@ def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
 
 
 def lossy_forward(sim: SimulatedRun, failure: Failure) -> None:
-    """Lossy forward recovery: survivors finish the mini-batch and average among themselves what was not yet applied.
+    """Lossy forward recovery: survivors finish the mini-batch and average among themselves what was
+    not yet applied.
 
     The casualties' samples count in the layers already applied and are lost for the others.
 
-    The buffers are those of the first survivor, the new leader. Replacements join at the next mini-batch.
+    The buffers are those of the first survivor, the new leader. Replacements join at the next
+    mini-batch.
     """
     mini_batch, places = failure.mini_batch, sim.places(failure.percent)
     passes = sim.passes(mini_batch)
@@ -195,19 +246,28 @@ def lossy_forward(sim: SimulatedRun, failure: Failure) -> None:
     sim.trainee.put_buffers(left[0].buffers)
     sim.trainee.cursor.done = mini_batch
     dead = sim.casualties(failure)
-    sim.lost_samples += lost(mini_batch, sim.shards(mini_batch, dead), sim.layers(slice(places, None)), dead, lossy_forward.__name__)
+    sim.lost_samples += lost(
+        mini_batch,
+        sim.shards(mini_batch, dead),
+        sim.layers(slice(places, None)),
+        dead,
+        lossy_forward.__name__,
+    )
 
 
 def skip(sim: SimulatedRun, failure: Failure) -> None:
     """Skip: keep what was applied, drop the rest of the mini-batch and continue with the next one.
 
-    The layers not reached get no update from this mini-batch. The buffers stay as the leader's forward pass left them.
+    The layers not reached get no update from this mini-batch. The buffers stay as the leader's
+    forward pass left them.
     """
     sim.fail(failure)
     sim.trainee.cursor.done = failure.mini_batch
     rest = sim.layers(slice(sim.places(failure.percent), None))
     samples = sim.samples.window(failure.mini_batch)
-    sim.lost_samples += lost(failure.mini_batch, samples, rest, sim.casualties(failure), skip.__name__)
+    sim.lost_samples += lost(
+        failure.mini_batch, samples, rest, sim.casualties(failure), skip.__name__
+    )
 
 
 RECOVER: dict[str, Recover] = {
@@ -217,6 +277,7 @@ RECOVER: dict[str, Recover] = {
     "lossy_forward": lossy_forward,
     "skip": skip,
 }
-# The first end bit for bit as a run without the failure; the second use what survivors computed after it.
+# The first end bit for bit as a run without the failure; the second use what survivors computed
+# after it.
 EXACT = ("checkpoint_restart", "consistent_rollback")
 WITH_SURVIVORS = ("lossy_forward",)

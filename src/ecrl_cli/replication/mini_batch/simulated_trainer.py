@@ -1,4 +1,6 @@
-"""The simulated run's model and optimizer, with a state that can be copied, restored, hashed and saved; and its workers, computed one by one."""
+"""The simulated run's model and optimizer, with a state that can be copied, restored, hashed and
+saved; and its workers, computed one by one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class State:
 
 
 class Cursor:
-    """Progress: `done` mini-batches. The learning rate is constant, so this is also the schedule's whole state."""
+    """Progress: `done` mini-batches. The learning rate is constant, so this is also the schedule's
+    whole state.
+    """
 
     def __init__(self) -> None:
         self.done = 0
@@ -51,7 +55,9 @@ class Cursor:
 
 
 class Trainee:
-    """The one model that stands for all workers: synchronous workers are identical between mini-batches."""
+    """The one model that stands for all workers: synchronous workers are identical between
+    mini-batches.
+    """
 
     def __init__(self, size: Size, seed: int) -> None:
         torch.manual_seed(seed)
@@ -63,7 +69,9 @@ class Trainee:
         self.buffers = list(self.model.buffers())
         self.optimizer = build_optimizer(size.optimizer, self.parameters)
         self.cursor = Cursor()
-        self.train_state = TrainState(self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1)
+        self.train_state = TrainState(
+            self.model, self.optimizer, self.cursor, None, Cursor(), rank=0, world_size=1
+        )
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +81,11 @@ class Trainee:
     def state(self) -> State:
         with torch.no_grad():
             parameters = tuple(parameter.detach().clone() for parameter in self.parameters)
-            return State(parameters, self.buffers_now(), tuple(map(_copied, map(self._moments, self.parameters))))
+            return State(
+                parameters,
+                self.buffers_now(),
+                tuple(map(_copied, map(self._moments, self.parameters))),
+            )
 
     def restore(self, state: State) -> None:
         """Restore `state` bit for bit; moments that did not exist then are removed."""
@@ -97,8 +109,8 @@ class Trainee:
     def update(self, gradients: Mapping[int, torch.Tensor], *, zero_others: bool = False) -> None:
         """One optimizer step on the parameters (by index) in `gradients`.
 
-        The others are left out of the step and stay unchanged. With `zero_others`, the published way, they take the step with zero gradients, and
-        momentum and weight decay move them.
+        The others are left out of the step and stay unchanged. With `zero_others`, the published
+        way, they take the step with zero gradients, and momentum and weight decay move them.
         """
         for index, parameter in enumerate(self.parameters):
             found = gradients.get(index)
@@ -109,7 +121,8 @@ class Trainee:
     def unmoved(self, before: State, indices: list[int]) -> bool:
         """Whether these parameters and their moments are bit for bit as in `before`."""
         return all(
-            torch.equal(self.parameters[index], before.parameters[index]) and _same(self._moments(self.parameters[index]), before.moments[index])
+            torch.equal(self.parameters[index], before.parameters[index])
+            and _same(self._moments(self.parameters[index]), before.moments[index])
             for index in indices
         )
 
@@ -130,17 +143,26 @@ def _quieten(model: torch.nn.Module) -> None:
 
 
 def _copied(moments: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in moments.items()}
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in moments.items()
+    }
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    tensors = {key for moments in (one, other) for key, value in moments.items() if isinstance(value, torch.Tensor)}
+    tensors = {
+        key
+        for moments in (one, other)
+        for key, value in moments.items()
+        if isinstance(value, torch.Tensor)
+    }
     return all(key in one and key in other and torch.equal(one[key], other[key]) for key in tensors)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One worker's result of one mini-batch. `gradients`: in backward order, incomplete if it died. `buffers`: after its forward pass.
+    """One worker's result of one mini-batch. `gradients`: in backward order, incomplete if it died.
+    `buffers`: after its forward pass.
 
     `seconds`: processor time.
     """
@@ -157,7 +179,9 @@ class _Died(Exception):
 
 
 class Workers:
-    """`order`: parameter indices in the order in which backward finishes their gradients, observed once."""
+    """`order`: parameter indices in the order in which backward finishes their gradients, observed
+    once.
+    """
 
     def __init__(self, trainee: Trainee, samples: Samples) -> None:
         self.trainee, self.samples = trainee, samples
@@ -178,7 +202,9 @@ class Workers:
         return self.some(mini_batch, range(self.number))
 
     def some(self, mini_batch: int, who: Iterable[int]) -> list[Pass]:
-        """Passes of the workers `who` from the current state; afterwards the buffers are those of the first, the leader."""
+        """Passes of the workers `who` from the current state; afterwards the buffers are those of
+        the first, the leader.
+        """
         before = self.trainee.buffers_now()
         found = []
         for worker in who:
@@ -188,7 +214,9 @@ class Workers:
         return found
 
     def compute(self, mini_batch: int, worker: int, until: int | None = None) -> Pass:
-        """Forward and backward of one worker, stopped once `until` gradients are there. Randomness depends on seed, mini-batch and worker."""
+        """Forward and backward of one worker, stopped once `until` gradients are there. Randomness
+        depends on seed, mini-batch and worker.
+        """
         x, y = self.samples.batch(mini_batch, worker)
         torch.manual_seed(_seed(self.samples.seed, mini_batch, worker))
         self._finished.clear()
@@ -223,7 +251,9 @@ class Workers:
 
 
 def average(passes: Sequence[Pass], places: slice, divisor: int) -> list[torch.Tensor]:
-    """Sum, from first to last worker, of the gradients at `places` of the backward order, divided by `divisor`."""
+    """Sum, from first to last worker, of the gradients at `places` of the backward order, divided
+    by `divisor`.
+    """
     total = [gradient.clone() for gradient in passes[0].gradients[places]]
     if total:
         for each in passes[1:]:
@@ -258,10 +288,17 @@ class Checkpoints:
         layout = self._snapshotter.refresh(gathered)
         if self._slot is None or self._slot.layout != layout:
             self._drop_slot()
-            self._slot = StagingBuffer(Memory.create(layout.nbytes), layout, self._trainee.train_state.device)
+            self._slot = StagingBuffer(
+                Memory.create(layout.nbytes), layout, self._trainee.train_state.device
+            )
         self._slot.capture(self._snapshotter.found)
         train = self._trainee.train_state.train_document(progress, gathered.line_chain)
-        image = CheckpointImage(CheckpointMeta(RUN_ID, done, 0, 0, 0, 1), self._slot.memory.view, layout.parts(done, 0), {TRAIN: train})
+        image = CheckpointImage(
+            CheckpointMeta(RUN_ID, done, 0, 0, 0, 1),
+            self._slot.memory.view,
+            layout.parts(done, 0),
+            {TRAIN: train},
+        )
         self._latest = self._store.save(image, 0)
         self._store.update_pointers_and_retire(self._latest, image)
         self.saving_s.append(monotonic() - began)

@@ -1,4 +1,6 @@
-"""The two applications at the published scale, and at two that fit two cores: hours, and minutes."""
+"""The two applications at the published scale, and at two that fit two cores: hours, and
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 
 @dataclass(frozen=True)
 class Size:
-    """One application at one scale. `batch`: samples per worker and mini-batch. `scenarios`: published mini-batch -> the one used for it here.
+    """One application at one scale. `batch`: samples per worker and mini-batch. `scenarios`:
+    published mini-batch -> the one used for it here.
 
-    `whole`: every worker walks through the whole training set in its own order, so an epoch is as long as for one worker (NT3: 1,120 / 20 = 56).
-    Otherwise the workers share the set (ResNet-50: 100,000 / (8 x 32) = 390). `quiet`: residual branches start at zero (torchvision's
+    `whole`: every worker walks through the whole training set in its own order, so an epoch is as
+    long as for one worker (NT3: 1,120 / 20 = 56). Otherwise the workers share the set (ResNet-50:
+    100,000 / (8 x 32) = 390). `quiet`: residual branches start at zero (torchvision's
     `zero_init_residual`), so that a ResNet-50 learns within dozens of mini-batches.
     """
 
@@ -36,13 +40,15 @@ class Size:
         return self.epochs * self.per_epoch(workers)
 
 
-# Rate, momentum and decay of the published ResNet-50 are not published; these are the usual ones. NT3's are the benchmark's: plain SGD, 0.001.
-# The small ones have rates of their own, so that they learn something in a few dozen mini-batches.
+# Rate, momentum and decay of the published ResNet-50 are not published; these are the usual ones.
+# NT3's are the benchmark's: plain SGD, 0.001. The small ones have rates of their own, so that they
+# learn something in a few dozen mini-batches.
 _IMAGES = OptimizerConfig(lr=0.1, momentum=0.9, weight_decay=5e-4)
 _GENES = OptimizerConfig(lr=0.001, momentum=0.0, weight_decay=0.0)
 _FASTER_IMAGES = OptimizerConfig(lr=0.02, momentum=0.9, weight_decay=5e-4)
 _FASTER_GENES = OptimizerConfig(lr=0.1, momentum=0.0, weight_decay=0.0)
-_SLOWER_GENES = OptimizerConfig(lr=0.02, momentum=0.0, weight_decay=0.0)  # with 0.1 all is learnt within the first of ten epochs
+# with 0.1 all is learnt within the first of ten epochs
+_SLOWER_GENES = OptimizerConfig(lr=0.02, momentum=0.0, weight_decay=0.0)
 
 PAPER = {
     "resnet50": Size(
@@ -70,8 +76,9 @@ PAPER = {
         scenarios={10: 10, 250: 250, 500: 500},
     ),
 }
-# Of the published shapes where two cores can: images of 64 x 64 and profiles, learnt to a real accuracy. Scenarios lie at the published shares of
-# the run (for ResNet-50 epochs 0, 10, 25 and 64 of 90), none at an epoch boundary.
+# Of the published shapes where two cores can: images of 64 x 64 and profiles, learnt to a real
+# accuracy. Scenarios lie at the published shares of the run (for ResNet-50 epochs 0, 10, 25 and 64
+# of 90), none at an epoch boundary.
 MIDDLE = {
     "resnet50": Size(
         ModelConfig("resnet50", stem="imagenet", width=8),
@@ -154,4 +161,9 @@ SMOKE = {
         scenarios={10: 2, 500: 5},
     ),
 }
-SIZES: dict[str, dict[str, Size]] = {"paper": PAPER, "middle": MIDDLE, "small": SMALL, "smoke": SMOKE}
+SIZES: dict[str, dict[str, Size]] = {
+    "paper": PAPER,
+    "middle": MIDDLE,
+    "small": SMALL,
+    "smoke": SMOKE,
+}

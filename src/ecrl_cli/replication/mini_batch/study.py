@@ -1,9 +1,12 @@
-"""`mini-batch-failure`: workers die in the middle of a mini-batch, and five recovery strategies are compared. Published table I, figures 2, 3 and
+"""`mini-batch-failure`: workers die in the middle of a mini-batch, and five recovery strategies are
+compared. Published table I, figures 2, 3 and
 4.
 
-A trial is one run of one application with one seed: trained without failures, and at each scenario every failure under every strategy from the
-same state (`cells`); or to its end without and then with failures (`long`). The workers are simulated one after the other on one thread: the
-results are those of a synchronous job, and equality always means bitwise. One more trial uses real processes: dormant workers.
+A trial is one run of one application with one seed: trained without failures, and at each scenario
+every failure under every strategy from the same state (`cells`); or to its end without and then
+with failures (`long`). The workers are simulated one after the other on one thread: the results are
+those of a synchronous job, and equality always means bitwise. One more trial uses real processes:
+dormant workers.
 """
 
 from __future__ import annotations
@@ -51,14 +54,20 @@ def _check_length(keys: MiniBatchFailure, size: Size) -> None:
     """Raises ConfigError if so many workers use up the data before the last scenario."""
     workers, last = keys.replicas, max(size.scenarios.values())
     if size.mini_batches(workers) < last:
-        fact = f"with {workers} workers the run has {size.mini_batches(workers)} mini-batches, the last scenario is the {last}th"
+        fact = (
+            f"with {workers} workers the run has {size.mini_batches(workers)} mini-batches, the"
+            f" last scenario is the {last}th"
+        )
         raise ConfigError("study.replicas", fact, "use fewer")
 
 
 def _trials(kind: str, context: StudyContext) -> list[Trial]:
     context.shared(_checked)
     return [
-        Trial(f"{kind}/{application}/{seed:03d}", {"kind": kind, "application": application, "seed": seed})
+        Trial(
+            f"{kind}/{application}/{seed:03d}",
+            {"kind": kind, "application": application, "seed": seed},
+        )
         for application in context.keys.applications
         for seed in range(context.keys.seeds)
     ]
@@ -66,7 +75,9 @@ def _trials(kind: str, context: StudyContext) -> list[Trial]:
 
 @contextmanager
 def _folder(context: StudyContext, trial: Trial) -> Iterator[Path]:
-    """A temporary folder for the trial. Sets torch to one thread: the thread count changes the bits, and trials share the cores."""
+    """A temporary folder for the trial. Sets torch to one thread: the thread count changes the
+    bits, and trials share the cores.
+    """
     import torch
 
     folder, threads = context.scratch / trial.key.replace("/", "-"), torch.get_num_threads()
@@ -93,7 +104,10 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
     from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Trainee, Workers
 
     keys, application, seed = context.keys, trial.facts["application"], trial.facts["seed"]
-    size, drawn = SIZES[keys.scale][application], context.rng(f"{application}/{seed}").getrandbits(31)
+    size, drawn = (
+        SIZES[keys.scale][application],
+        context.rng(f"{application}/{seed}").getrandbits(31),
+    )
     with _folder(context, trial) as folder:
         folder.mkdir()
         began = monotonic()
@@ -111,8 +125,12 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
             checkpoints.close()
 
 
-def _cells(context: StudyContext, sim: SimulatedRun, size: Size, trial: Trial, drawn: str) -> dict[str, Any]:
-    """The whole run without failures, with its accuracy at intervals, and all cells at each scenario."""
+def _cells(
+    context: StudyContext, sim: SimulatedRun, size: Size, trial: Trial, drawn: str
+) -> dict[str, Any]:
+    """The whole run without failures, with its accuracy at intervals, and all cells at each
+    scenario.
+    """
     from ecrl_cli.replication.mini_batch.cells import try_scenario
 
     last = size.mini_batches(context.keys.replicas)
@@ -121,7 +139,11 @@ def _cells(context: StudyContext, sim: SimulatedRun, size: Size, trial: Trial, d
     for mini_batch in sorted(looks | set(size.scenarios.values())):
         sim.run_to(mini_batch - 1)
         if mini_batch in size.scenarios.values():
-            scenarios.append(try_scenario(sim, mini_batch, context.keys, drawn, context.rng(f"{trial.key}/{mini_batch}")))
+            scenarios.append(
+                try_scenario(
+                    sim, mini_batch, context.keys, drawn, context.rng(f"{trial.key}/{mini_batch}")
+                )
+            )
         else:
             sim.run_to(mini_batch)
         evolution.append([mini_batch, *sim.samples.accuracy(sim.trainee.model)])
@@ -149,11 +171,19 @@ def _parts(sim: SimulatedRun, init_s: float) -> dict[str, Any]:
 
 STUDY = Study(
     keys=MiniBatchFailure,
-    description="Workers die in the middle of a mini-batch, and five ways to go on; simulated. Published Table I, Figures 2, 3 and 4.",
+    description=(
+        "Workers die in the middle of a mini-batch, and five ways to go on; simulated. Published"
+        " Table I, Figures 2, 3 and 4."
+    ),
     arms=(  # the long ones first, so that no worker is left with a long one at the end
         Arm("long", partial(_trials, "long"), _train, lambda keys: bool(keys.long_run)),
         Arm("cells", partial(_trials, "cells"), _train),
-        Arm("dormant", lambda context: [Trial("dormant", {"kind": "dormant"})], _dormant, lambda keys: bool(keys.averages)),
+        Arm(
+            "dormant",
+            lambda context: [Trial("dormant", {"kind": "dormant"})],
+            _dormant,
+            lambda keys: bool(keys.averages),
+        ),
     ),
     findings=(lambda results: findings(results.keys, results.records),),
     fact="kind",

@@ -1,5 +1,6 @@
-"""The tables: accuracy and overhead of every cell beside the published values, the scenarios, the corrections, the performance model beside what was
-measured; the applications (published Table I), the replay, the long runs, the dormant workers and the lost samples.
+"""The tables: accuracy and overhead of every cell beside the published values, the scenarios, the
+corrections, the performance model beside what was measured; the applications (published Table I),
+the replay, the long runs, the dormant workers and the lost samples.
 """
 
 from __future__ import annotations
@@ -55,23 +56,51 @@ def accuracy(counts: Counts) -> Table:
         Column("repeated", "repeated ones", "share"),
     )
     note = (
-        "Accuracy after the mini-batch of the scenario, intervals over the seeds. F-25%: a quarter of the gradient tensors, in backward order, "
-        "had been averaged among all workers and applied. Slowdown: processor time of the mini-batch under the strategy by that without the "
-        "failure, all strategies in turn; of a checkpoint restart the replay alone."
+        "Accuracy after the mini-batch of the scenario, intervals over the seeds. F-25%: a quarter"
+        " of the gradient tensors, in backward order, had been averaged among all workers and"
+        " applied. Slowdown: processor time of the mini-batch under the strategy by that without"
+        " the failure, all strategies in turn; of a checkpoint restart the replay alone."
     )
-    return Table("accuracy", "Accuracy and overhead after the failed mini-batch, by strategy", columns, tuple(rows), note)
+    return Table(
+        "accuracy",
+        "Accuracy and overhead after the failed mini-batch, by strategy",
+        columns,
+        tuple(rows),
+        note,
+    )
 
 
 def _rows(counts: Counts, case: Case) -> list[dict[str, Any]]:
     about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
-    rows = [about | {"state": "Before", "n": len(before), **spread(before, "accuracy"), **against(before, baselines)}]
-    rows.append(about | {"state": "Baseline", "n": len(before), **spread(baselines, "accuracy"), "slowdown": 1.0})
+    rows = [
+        about
+        | {
+            "state": "Before",
+            "n": len(before),
+            **spread(before, "accuracy"),
+            **against(before, baselines),
+        }
+    ]
+    rows.append(
+        about
+        | {
+            "state": "Baseline",
+            "n": len(before),
+            **spread(baselines, "accuracy"),
+            "slowdown": 1.0,
+        }
+    )
     for cell in (each for each in counts.plan() if not each.flipped and case.whole(each)):
         found = case.cells(cell)
         reached = [each["accuracy"] for each in found]
-        row = about | {"state": label(cell), "n": len(found), **spread(reached, "accuracy"), **against(reached, baselines)}
+        row = about | {
+            "state": label(cell),
+            "n": len(found),
+            **spread(reached, "accuracy"),
+            **against(reached, baselines),
+        }
         row |= slowdown([each["seconds"] for each in found], seconds)
         rows.append(row | {key: found[0][key] for key in ("lost", "repeated")})
     return rows
@@ -88,7 +117,11 @@ def scenarios(counts: Counts) -> Table:
             "epoch": epoch,
             "of": size.mini_batches(workers),
         }
-        rows.append(row | spread([run["before"]["accuracy"] for run in case.runs], "before") | spread(case.baselines("accuracy"), "baseline"))
+        rows.append(
+            row
+            | spread([run["before"]["accuracy"] for run in case.runs], "before")
+            | spread(case.baselines("accuracy"), "baseline")
+        )
     columns = (
         APPLICATION,
         PUBLISHED_AT,
@@ -100,8 +133,8 @@ def scenarios(counts: Counts) -> Table:
         *spread_columns("baseline", "accuracy after it without a failure", "share"),
     )
     note = (
-        "NT3's 500th mini-batch lies in epoch 8 with 56 mini-batches an epoch (1,120 / 20), as the published text says; with the 55 of the published "
-        "table it would be the 9th."
+        "NT3's 500th mini-batch lies in epoch 8 with 56 mini-batches an epoch (1,120 / 20), as the"
+        " published text says; with the 55 of the published table it would be the 9th."
     )
     return Table("scenarios", "The scenarios", columns, tuple(rows), note)
 
@@ -114,8 +147,16 @@ def corrections(counts: Counts) -> Table:
     rows = []
     for application in counts.applications:
         for name in CORRECTIONS:
-            for cell in dict.fromkeys(_without_numbers(each) for each in counts.plan() if each.flipped == name):
-                rows.append({"application": counts.named(application), "correction": CORRECTED[name], **_both(counts, application, cell)})
+            for cell in dict.fromkeys(
+                _without_numbers(each) for each in counts.plan() if each.flipped == name
+            ):
+                rows.append(
+                    {
+                        "application": counts.named(application),
+                        "correction": CORRECTED[name],
+                        **_both(counts, application, cell),
+                    }
+                )
     columns = (
         APPLICATION,
         Column("correction", "correction"),
@@ -128,8 +169,8 @@ def corrections(counts: Counts) -> Table:
         *spread_columns("difference", "the other way less corrected, in points", "change"),
     )
     note = (
-        "Pairs of one run. Plain SGD does not move under a gradient of zero, and a network without BatchNorm has no such buffers: there nothing "
-        "changes."
+        "Pairs of one run. Plain SGD does not move under a gradient of zero, and a network without"
+        " BatchNorm has no such buffers: there nothing changes."
     )
     return Table("corrections", "What difference the corrections make", columns, tuple(rows), note)
 
@@ -139,7 +180,9 @@ def _without_numbers(cell: Cell) -> Cell:
 
 
 def _both(counts: Counts, application: str, cell: Cell) -> dict[str, Any]:
-    """Pairs of cells without and with the correction; `corrected` is the arm that has it, whichever of the two is configured."""
+    """Pairs of cells without and with the correction; `corrected` is the arm that has it, whichever
+    of the two is configured.
+    """
     pairs = []
     for case in counts.of(application):
         for other in (each for each in counts.plan() if _without_numbers(each) == cell):
@@ -160,9 +203,19 @@ def model(counts: Counts) -> Table:
     rows = []
     for parts in measured(counts.records):
         tried = list(counts.tried(parts.application))
-        for strategy, percent in dict.fromkeys((found["strategy"], found["percent"]) for _, found in tried):
-            pairs = [(run, found) for run, found in tried if (found["strategy"], found["percent"]) == (strategy, percent)]
-            row: dict[str, Any] = {"application": counts.named(parts.application), "strategy": STRATEGIES[strategy], "percent": percent}
+        for strategy, percent in dict.fromkeys(
+            (found["strategy"], found["percent"]) for _, found in tried
+        ):
+            pairs = [
+                (run, found)
+                for run, found in tried
+                if (found["strategy"], found["percent"]) == (strategy, percent)
+            ]
+            row: dict[str, Any] = {
+                "application": counts.named(parts.application),
+                "strategy": STRATEGIES[strategy],
+                "percent": percent,
+            }
             rows.append(row | _beside(pairs, parts.restart_s if strategy in STARTS else 0.0))
     columns = (
         APPLICATION,
@@ -176,39 +229,72 @@ def model(counts: Counts) -> Table:
         Column("times", "in mini-batches", "number"),
     )
     note = (
-        "Predicted from three parts, measured in turn with the strategies: the mini-batch without a failure, its forward pass, a copy of the state. "
-        "Behind forward every gradient tensor counts as equally long. Rollbacks: what was begun, the copies, the mini-batch again; lossy forward: "
-        "the mini-batch; skip: what was begun; a restart: the mini-batches since the checkpoint. Overhead: measured, less the mini-batch, plus the "
-        "restart of the table above where processes start anew; lossy forward and skip go on without newcomers. Without communication."
+        "Predicted from three parts, measured in turn with the strategies: the mini-batch without a"
+        " failure, its forward pass, a copy of the state. Behind forward every gradient tensor"
+        " counts as equally long. Rollbacks: what was begun, the copies, the mini-batch again;"
+        " lossy forward: the mini-batch; skip: what was begun; a restart: the mini-batches since"
+        " the checkpoint. Overhead: measured, less the mini-batch, plus the restart of the table"
+        " above where processes start anew; lossy forward and skip go on without newcomers. Without"
+        " communication."
     )
-    return Table("model", "The performance model beside what was measured", columns, tuple(rows), note)
+    return Table(
+        "model", "The performance model beside what was measured", columns, tuple(rows), note
+    )
 
 
 def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
     whole = [run["baseline"]["seconds"] for run, _ in pairs]
     seconds = [found["seconds"] for _, found in pairs]
     predicted = [
-        predicted_s(found["strategy"], found["percent"], found["replayed"], MiniBatch(once, run["parts"]["forward"], run["parts"]["copy"]))
+        predicted_s(
+            found["strategy"],
+            found["percent"],
+            found["replayed"],
+            MiniBatch(once, run["parts"]["forward"], run["parts"]["copy"]),
+        )
         for once, (run, found) in zip(whole, pairs, strict=True)
     ]
     low, high = ratio_interval(predicted, seconds) or (None, None)
     error: dict[str, float | None] = {"error": ratio_of_means(predicted, seconds) - 1}
-    error |= {"error_low": None if low is None else low - 1, "error_high": None if high is None else high - 1}
+    error |= {
+        "error_low": None if low is None else low - 1,
+        "error_high": None if high is None else high - 1,
+    }
     overhead = summary(seconds).mean - summary(whole).mean + restart_s
-    row = {"n": len(pairs), **spread(seconds, "measured"), "predicted": summary(predicted).mean, **error}
+    row = {
+        "n": len(pairs),
+        **spread(seconds, "measured"),
+        "predicted": summary(predicted).mean,
+        **error,
+    }
     return row | {"overhead": overhead, "times": overhead / summary(whole).mean}
 
 
 def outliers(counts: Counts) -> Table:
-    """Distance of the survivors' average from the full one, by their number and by whether the outlier is among the dead."""
+    """Distance of the survivors' average from the full one, by their number and by whether the
+    outlier is among the dead.
+    """
     rows = []
     for application in counts.applications:
-        lossy = [each for each in counts.tried(application) if each[1]["strategy"] == "lossy_forward"]
-        for number, lost in sorted({(found["survivors"], found["outlier_lost"]) for _, found in lossy}):
-            group = [(run, found) for run, found in lossy if (found["survivors"], found["outlier_lost"]) == (number, lost)]
+        lossy = [
+            each for each in counts.tried(application) if each[1]["strategy"] == "lossy_forward"
+        ]
+        for number, lost in sorted(
+            {(found["survivors"], found["outlier_lost"]) for _, found in lossy}
+        ):
+            group = [
+                (run, found)
+                for run, found in lossy
+                if (found["survivors"], found["outlier_lost"]) == (number, lost)
+            ]
             away = [abs(found["accuracy"] - run["baseline"]["accuracy"]) for run, found in group]
             off = [found["off"] for _, found in group if found["off"] is not None]
-            row = {"application": counts.named(application), "survivors": number, "outlier": "dead" if lost else "survives", "n": len(group)}
+            row = {
+                "application": counts.named(application),
+                "survivors": number,
+                "outlier": "dead" if lost else "survives",
+                "n": len(group),
+            }
             rows.append(row | (spread(off, "off") if off else {}) | spread(away, "away"))
     columns = (
         APPLICATION,
@@ -219,10 +305,13 @@ def outliers(counts: Counts) -> Table:
         *spread_columns("away", "distance to Baseline in accuracy, in points", "change"),
     )
     note = (
-        "Over the gradients computed after the failure. The most unusual worker: the one whose gradients lie farthest from the average of all. "
-        "Cells of one run are not independent: the intervals are too narrow."
+        "Over the gradients computed after the failure. The most unusual worker: the one whose"
+        " gradients lie farthest from the average of all. Cells of one run are not independent: the"
+        " intervals are too narrow."
     )
-    return Table("outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note)
+    return Table(
+        "outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note
+    )
 
 
 def properties(counts: Counts) -> Table:
@@ -250,20 +339,39 @@ def properties(counts: Counts) -> Table:
         Column("published_restart_s", "published", "seconds"),
     )
     note = (
-        "Published Table I beside ours. Its sizes and numbers of layers look swapped between the two: its text has ResNet-50 of many small layers "
-        "and NT3 of few huge ones, and the 24 million parameters of the former are 91 MiB, the 155 million of the latter 591 MiB. Initialisation: "
-        "data, model, optimizer and a first pass, in a process that has its libraries; restart: that, and reading the checkpoint. A checkpoint "
-        "counts until it is durable."
+        "Published Table I beside ours. Its sizes and numbers of layers look swapped between the"
+        " two: its text has ResNet-50 of many small layers and NT3 of few huge ones, and the 24"
+        " million parameters of the former are 91 MiB, the 155 million of the latter 591 MiB."
+        " Initialisation: data, model, optimizer and a first pass, in a process that has its"
+        " libraries; restart: that, and reading the checkpoint. A checkpoint counts until it is"
+        " durable."
     )
-    return Table("properties", "The applications and what does not depend on the scenario", columns, tuple(rows), note)
+    return Table(
+        "properties",
+        "The applications and what does not depend on the scenario",
+        columns,
+        tuple(rows),
+        note,
+    )
 
 
 def _property(counts: Counts, parts: MeasuredParts) -> dict[str, Any]:
     size = counts.of(parts.application)[0].size
-    printed = {f"published_{key}": value for key, value in asdict(PUBLISHED[parts.application]).items() if key != "name"}
-    row: dict[str, Any] = {"application": counts.named(parts.application), "bytes": parts.model_bytes, "layers": parts.layers, "batch": size.batch}
+    printed = {
+        f"published_{key}": value
+        for key, value in asdict(PUBLISHED[parts.application]).items()
+        if key != "name"
+    }
+    row: dict[str, Any] = {
+        "application": counts.named(parts.application),
+        "bytes": parts.model_bytes,
+        "layers": parts.layers,
+        "batch": size.batch,
+    }
     row |= {"per_epoch": parts.mini_batches_per_epoch, "epochs": size.epochs}
-    row |= {key: getattr(parts, key) for key in ("mini_batch_s", "init_s", "checkpoint_s", "restart_s")}
+    row |= {
+        key: getattr(parts, key) for key in ("mini_batch_s", "init_s", "checkpoint_s", "restart_s")
+    }
     return row | printed
 
 
@@ -282,18 +390,29 @@ def replay(counts: Counts) -> Table:
         Column("epoch", "whole epoch", "seconds"),
     )
     note = (
-        "Processor time, as if the workers computed side by side. Predicted: mini-batches since the checkpoint times the mean mini-batch of the "
-        "runs without failures. Expected of a random failure: half an epoch."
+        "Processor time, as if the workers computed side by side. Predicted: mini-batches since the"
+        " checkpoint times the mean mini-batch of the runs without failures. Expected of a random"
+        " failure: half an epoch."
     )
-    return Table("replay", "Replay after a restart from the epoch's checkpoint", columns, tuple(rows), note)
+    return Table(
+        "replay", "Replay after a restart from the epoch's checkpoint", columns, tuple(rows), note
+    )
 
 
 def _restarted(case: Case) -> list[dict[str, Any]]:
-    return [each for run in case.runs for each in run["cells"] if each["strategy"] == "checkpoint_restart"]
+    return [
+        each
+        for run in case.runs
+        for each in run["cells"]
+        if each["strategy"] == "checkpoint_restart"
+    ]
 
 
 def _replay(counts: Counts, case: Case) -> dict[str, Any]:
-    found, parts = _restarted(case), next(each for each in measured(counts.records) if each.application == case.application)
+    found, parts = (
+        _restarted(case),
+        next(each for each in measured(counts.records) if each.application == case.application),
+    )
     seconds = [each["seconds"] for each in found]
     predicted = found[0]["replayed"] * parts.mini_batch_s
     row = case.about | {
@@ -309,15 +428,41 @@ def long_run(counts: Counts) -> Table:
     """Results of the runs trained to the end."""
     rows = []
     for application in dict.fromkeys(record.facts["application"] for record in counts.longs):
-        runs = [record.found for record in counts.longs if record.facts["application"] == application]
+        runs = [
+            record.found for record in counts.longs if record.facts["application"] == application
+        ]
         whole = [run["baseline"]["accuracy"] for run in runs]
         about = {"application": counts.named(application)}
-        rows.append(about | {"state": "without a failure", "failures": 0, "n": len(whole), **spread(whole, "accuracy")})
-        for strategy, often in dict.fromkeys((arm["strategy"], arm["often"]) for run in runs for arm in run["arms"]):
-            pairs = [(arm, run["baseline"]) for run in runs for arm in run["arms"] if (arm["strategy"], arm["often"]) == (strategy, often)]
+        rows.append(
+            about
+            | {
+                "state": "without a failure",
+                "failures": 0,
+                "n": len(whole),
+                **spread(whole, "accuracy"),
+            }
+        )
+        for strategy, often in dict.fromkeys(
+            (arm["strategy"], arm["often"]) for run in runs for arm in run["arms"]
+        ):
+            pairs = [
+                (arm, run["baseline"])
+                for run in runs
+                for arm in run["arms"]
+                if (arm["strategy"], arm["often"]) == (strategy, often)
+            ]
             reached = [arm["accuracy"] for arm, _ in pairs]
-            row = about | {"state": STRATEGIES[strategy], "failures": pairs[0][0]["failures"], "n": len(pairs), **spread(reached, "accuracy")}
-            rows.append(row | against(reached, [baseline["accuracy"] for _, baseline in pairs]) | {"exact": sum(arm["same"] for arm, _ in pairs)})
+            row = about | {
+                "state": STRATEGIES[strategy],
+                "failures": pairs[0][0]["failures"],
+                "n": len(pairs),
+                **spread(reached, "accuracy"),
+            }
+            rows.append(
+                row
+                | against(reached, [baseline["accuracy"] for _, baseline in pairs])
+                | {"exact": sum(arm["same"] for arm, _ in pairs)}
+            )
     columns = (
         APPLICATION,
         Column("state", "recovery"),
@@ -328,10 +473,17 @@ def long_run(counts: Counts) -> Table:
         Column("exact", "end bit for bit where the run without does", "count"),
     )
     note = (
-        "Failures at the middle of the shares tried, under lossy forward with the middle number of survivors; from the next mini-batch on all "
-        "workers are there again. Once: in the middle of the run; repeatedly: at equal distances."
+        "Failures at the middle of the shares tried, under lossy forward with the middle number of"
+        " survivors; from the next mini-batch on all workers are there again. Once: in the middle"
+        " of the run; repeatedly: at equal distances."
     )
-    return Table("long-run", "Final accuracy of runs that went on after the recovery", columns, tuple(rows), note)
+    return Table(
+        "long-run",
+        "Final accuracy of runs that went on after the recovery",
+        columns,
+        tuple(rows),
+        note,
+    )
 
 
 def dormant(counts: Counts) -> Table:
@@ -342,13 +494,26 @@ def dormant(counts: Counts) -> Table:
         "leave": "a group made anew among those who are left",
         "return": "a group made anew among all, which gives the returned rank what it missed",
     }
-    rows = [{"what": text, "n": len(found["seconds"][key]), **spread(found["seconds"][key], "took")} for key, text in words.items()] if found else []
-    columns = (Column("what", "what"), Column("n", "times", "count"), *spread_columns("took", "took", "seconds"))
-    note = (
-        "Real processes over gloo on this machine, as rank 0 sees it. To leave or to come back a dormant rank says so with its next contribution: "
-        "no call is made."
+    rows = (
+        [
+            {"what": text, "n": len(found["seconds"][key]), **spread(found["seconds"][key], "took")}
+            for key, text in words.items()
+        ]
+        if found
+        else []
     )
-    return Table("dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note)
+    columns = (
+        Column("what", "what"),
+        Column("n", "times", "count"),
+        *spread_columns("took", "took", "seconds"),
+    )
+    note = (
+        "Real processes over gloo on this machine, as rank 0 sees it. To leave or to come back a"
+        " dormant rank says so with its next contribution: no call is made."
+    )
+    return Table(
+        "dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note
+    )
 
 
 def lost_samples(counts: Counts) -> Table:
@@ -357,7 +522,11 @@ def lost_samples(counts: Counts) -> Table:
     for application in counts.applications:
         for cell in (each for each in counts.plan() if not each.flipped):
             found = [each for case in counts.of(application) for each in case.cells(cell)]
-            row = {"application": counts.named(application), "strategy": STRATEGIES[cell.strategy], "percent": cell.percent}
+            row = {
+                "application": counts.named(application),
+                "strategy": STRATEGIES[cell.strategy],
+                "percent": cell.percent,
+            }
             row |= {"survivors": cell.survivors or None, "n": len(found)}
             rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
     columns = (
@@ -369,5 +538,8 @@ def lost_samples(counts: Counts) -> Table:
         Column("lost", "of all (sample, layer) pairs without influence", "share"),
         Column("repeated", "with twice their influence", "share"),
     )
-    note = "In every cell what was applied and what the record of lost samples names add up, sample by sample and layer by layer: see the gates."
+    note = (
+        "In every cell what was applied and what the record of lost samples names add up, sample by"
+        " sample and layer by layer: see the gates."
+    )
     return Table("ledger", "The record of lost samples", columns, tuple(rows), note)

@@ -1,4 +1,6 @@
-"""Runs the trials: each maps its facts and its random generator to numbers and keeps nothing in memory. One searches for the best interval."""
+"""Runs the trials: each maps its facts and its random generator to numbers and keeps nothing in
+memory. One searches for the best interval.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,26 @@ from scipy import special
 
 from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.replication.overhead import closed_forms
-from ecrl_cli.replication.overhead.closed_forms import daly, daly_first, exact, exact_interval, expected_wall, young
+from ecrl_cli.replication.overhead.closed_forms import (
+    daly,
+    daly_first,
+    exact,
+    exact_interval,
+    expected_wall,
+    young,
+)
 from ecrl_cli.replication.overhead.record_index import Failure
 from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate, sweep
-from ecrl_cli.replication.overhead.strategies import BY_NAME, STRATEGIES, FailureScenario, Loss, Parts, checkpoint_restart, job_spec, waiting
+from ecrl_cli.replication.overhead.strategies import (
+    BY_NAME,
+    STRATEGIES,
+    FailureScenario,
+    Loss,
+    Parts,
+    checkpoint_restart,
+    job_spec,
+    waiting,
+)
 
 
 class Estimate(NamedTuple):
@@ -32,7 +50,9 @@ def told(values: Floats) -> Estimate:
 
 
 def inverse(told: Estimate) -> Estimate:
-    """Work as a share of wall time, from wall times in multiples of the work: the inverse of their mean, at most 1."""
+    """Work as a share of wall time, from wall times in multiples of the work: the inverse of their
+    mean, at most 1.
+    """
     return Estimate(1 / told.mean, 1 / told.high, 1 / max(1.0, told.low))
 
 
@@ -49,10 +69,12 @@ FORMULAS = ("young", "daly_first", "daly", "exact")
 
 @dataclass(frozen=True)
 class Optimum:
-    """Intervals in seconds; `low` to `high`: those whose paired difference to the best tried includes zero (95%, t).
+    """Intervals in seconds; `low` to `high`: those whose paired difference to the best tried
+    includes zero (95%, t).
 
-    `intervals`, `overheads`: the curve, as shares of the work. `at`: overhead at the interval of each of FORMULAS and at the best one tried
-    (`simulated`). `surely`: lower 95% bound of the paired excess of Daly's overhead over the best; may be negative.
+    `intervals`, `overheads`: the curve, as shares of the work. `at`: overhead at the interval of
+    each of FORMULAS and at the best one tried (`simulated`). `surely`: lower 95% bound of the
+    paired excess of Daly's overhead over the best; may be negative.
     """
 
     young: float
@@ -68,8 +90,12 @@ class Optimum:
     surely: float
 
 
-def search(spec: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator) -> Optimum | None:
-    """The best interval of `spec` (its own is ignored); None if a job with one of the intervals does not end."""
+def search(
+    spec: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator
+) -> Optimum | None:
+    """The best interval of `spec` (its own is ignored); None if a job with one of the intervals
+    does not end.
+    """
     mtbf, cost = failures.mtbf, spec.checkpoint
     named = {
         "young": young(cost, mtbf),
@@ -79,7 +105,18 @@ def search(spec: JobSpec, failures: Failures, events: int, repetitions: int, rng
     }
     grid = np.geomspace(named["daly"] / FACTOR, named["daly"] * FACTOR, POINTS)
     work = max(events * mtbf, LEAST_INTERVALS * float(grid[-1]))
-    walls = sweep(replace(spec, interval=math.inf), (*grid, *named.values()), work, failures, rng, repetitions).wall / work - 1
+    walls = (
+        sweep(
+            replace(spec, interval=math.inf),
+            (*grid, *named.values()),
+            work,
+            failures,
+            rng,
+            repetitions,
+        ).wall
+        / work
+        - 1
+    )
     if not np.isfinite(walls).all():
         return None
     curve = walls[:POINTS]
@@ -100,17 +137,23 @@ def search(spec: JobSpec, failures: Failures, events: int, repetitions: int, rng
 
 
 def _vertex(grid: Floats, overheads: Floats, best: int) -> float:
-    """Minimum of a parabola over log interval through the points within a factor of two of the best."""
+    """Minimum of a parabola over log interval through the points within a factor of two of the
+    best.
+    """
     near = np.abs(np.log(grid / grid[best])) <= math.log(2) + 1e-9
     x = np.log(grid[near] / grid[best])
     bend, slope, _ = np.polyfit(x, overheads[near], 2)
     if bend <= 0:
         return float(grid[best])
-    return float(grid[best] * math.exp(min(max(-slope / (2 * bend), float(x.min())), float(x.max()))))
+    return float(
+        grid[best] * math.exp(min(max(-slope / (2 * bend), float(x.min())), float(x.max())))
+    )
 
 
 def _alike(grid: Floats, curve: Floats, best: int) -> tuple[float, float]:
-    """The shortest and the longest interval whose paired difference to the best one tried includes zero."""
+    """The shortest and the longest interval whose paired difference to the best one tried includes
+    zero.
+    """
     apart = curve - curve[best]
     kept = grid[apart.mean(axis=1) - halves(apart) <= 0]
     return float(kept.min()), float(kept.max())
@@ -170,22 +213,46 @@ class Experiments:
             for strategy in STRATEGIES:
                 if strategy.rolls_back and strategy.name in walls:
                     continue  # every failure is fatal here anyway
-                row, walls[strategy.name] = self._job(job_spec(strategy, parts, scenario, mtbf, percent / 100), mtbf, seed)
+                row, walls[strategy.name] = self._job(
+                    job_spec(strategy, parts, scenario, mtbf, percent / 100), mtbf, seed
+                )
                 every = None if strategy.rolls_back else percent
-                rows.append({"strategy": strategy.name, "fatal_percent": every, **row, "samples": strategy.samples(scenario.gone)})
-            pairs += [{"fatal_percent": percent, **paired} for a, b in PAIRS if (paired := _paired(a, b, walls)) is not None]
+                rows.append(
+                    {
+                        "strategy": strategy.name,
+                        "fatal_percent": every,
+                        **row,
+                        "samples": strategy.samples(scenario.gone),
+                    }
+                )
+            pairs += [
+                {"fatal_percent": percent, **paired}
+                for a, b in PAIRS
+                if (paired := _paired(a, b, walls)) is not None
+            ]
         return {"rows": rows, "pairs": pairs}
 
     def _job(self, made: JobSpec, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
         """Simulate a job; overheads are shares of the work."""
         work = self.work(mtbf, 0.0 if math.isinf(made.interval) else made.interval)
         expected = expected_wall(made, work, mtbf) / work - 1
-        row: dict[str, Any] = {"interval": None if math.isinf(made.interval) else made.interval, "exact": exact(made)}
+        row: dict[str, Any] = {
+            "interval": None if math.isinf(made.interval) else made.interval,
+            "exact": exact(made),
+        }
         if expected > HOPELESS:
             return row | {"expected": None, "mean": None, "low": None, "high": None}, np.empty(0)
-        found = simulate(made, work, Failures(mtbf), np.random.default_rng(seed), self.config.repetitions).wall[0] / work - 1
+        found = (
+            simulate(
+                made, work, Failures(mtbf), np.random.default_rng(seed), self.config.repetitions
+            ).wall[0]
+            / work
+            - 1
+        )
         if not np.isfinite(found).all():
-            return row | {"expected": expected, "mean": None, "low": None, "high": None}, np.empty(0)
+            return row | {"expected": expected, "mean": None, "low": None, "high": None}, np.empty(
+                0
+            )
         return row | {"expected": expected, **told(found)._asdict()}, found
 
     def work(self, mtbf: float, interval: float) -> float:
@@ -202,10 +269,13 @@ class Experiments:
         return {**inverse(told(walls / work))._asdict(), **asdict(said)}
 
     def recorded(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
-        """The model's prediction for a recorded failure without a wait for a replacement. In the record the interrupted step is part of the
-        detection time."""
+        """The model's prediction for a recorded failure without a wait for a replacement. In the
+        record the interrupted step is part of the detection time.
+        """
         failure = Failure(**{f.name: facts[f.name] for f in fields(Failure)})
-        costs = checkpoint_restart(parts_of(facts["others"]), FailureScenario(facts["workers"]), Loss(failure.since, 0.0))
+        costs = checkpoint_restart(
+            parts_of(facts["others"]), FailureScenario(facts["workers"]), Loss(failure.since, 0.0)
+        )
         return {"predicted": costs, "total": math.fsum(costs.values()), "measured": failure.total}
 
 

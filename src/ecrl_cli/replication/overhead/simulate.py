@@ -1,7 +1,9 @@
-"""A simulated job: its parameters, independent of the strategy's name, and its event-driven simulation for many repetitions and intervals at once.
+"""A simulated job: its parameters, independent of the strategy's name, and its event-driven
+simulation for many repetitions and intervals at once.
 
-Between two failures everything is deterministic, so one loop step takes every repetition to its next failure or its end. Failures may occur during
-work, during a checkpoint (which is then written again) and while the job is down.
+Between two failures everything is deterministic, so one loop step takes every repetition to its
+next failure or its end. Failures may occur during work, during a checkpoint (which is then written
+again) and while the job is down.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Seconds. `interval`: work between two checkpoints (inf: none). `checkpoint`: cost of one. A failure is fatal with probability `fatal`: the
-    job returns to the checkpoint and is down for `restart`. After other failures it is down for `pause`, loses a uniform share of `grain` (the
-    work in progress) if it was working, and `debt` on top. A failure during either wait starts it again. `tax`: relative slowdown of all work."""
+    """Seconds. `interval`: work between two checkpoints (inf: none). `checkpoint`: cost of one. A
+    failure is fatal with probability `fatal`: the job returns to the checkpoint and is down for
+    `restart`. After other failures it is down for `pause`, loses a uniform share of `grain` (the
+    work in progress) if it was working, and `debt` on top. A failure during either wait starts it
+    again. `tax`: relative slowdown of all work.
+    """
 
     interval: float = math.inf
     checkpoint: float = 0.0
@@ -33,12 +38,15 @@ class JobSpec:
 Floats = NDArray[np.float64]
 _FOR_EVER = 1e30  # stands for no checkpoints; infinity times zero would be NaN
 _ROUNDING = 1e-9
-_PATIENCE = 40  # failures per expected failure of an undisturbed job; beyond that the job counts as endless
+# failures per expected failure of an undisturbed job; beyond that the job counts as endless
+_PATIENCE = 40
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Failures of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with `shape` != 1, Weibull."""
+    """Failures of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with
+    `shape` != 1, Weibull.
+    """
 
     mtbf: float
     shape: float = 1.0
@@ -51,7 +59,9 @@ class Failures:
 
 @dataclass(frozen=True)
 class Walls:
-    """By interval (rows) and repetition: wall seconds (inf: given up as endless), failures, checkpoints written."""
+    """By interval (rows) and repetition: wall seconds (inf: given up as endless), failures,
+    checkpoints written.
+    """
 
     wall: Floats
     failures: Floats
@@ -59,21 +69,38 @@ class Walls:
 
 
 def system_mtbf(worker_mtbf: float, workers: int) -> float:
-    """System MTBF of `workers` that fail independently and exponentially, where each failure stops the job."""
+    """System MTBF of `workers` that fail independently and exponentially, where each failure stops
+    the job.
+    """
     return worker_mtbf / workers
 
 
-def simulate(spec: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
-    """Simulate `work` seconds of work `repetitions` times. The same generator gives the same failures for every job."""
+def simulate(
+    spec: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int
+) -> Walls:
+    """Simulate `work` seconds of work `repetitions` times. The same generator gives the same
+    failures for every job.
+    """
     return sweep(spec, (spec.interval,), work, failures, rng, repetitions)
 
 
-def sweep(spec: JobSpec, intervals: Sequence[float], work: float, failures: Failures, rng: np.random.Generator, repetitions: int) -> Walls:
+def sweep(
+    spec: JobSpec,
+    intervals: Sequence[float],
+    work: float,
+    failures: Failures,
+    rng: np.random.Generator,
+    repetitions: int,
+) -> Walls:
     """Like `simulate`, for each of `intervals` under the same failures (common random numbers)."""
     every = np.array([[min(interval, _FOR_EVER)] for interval in intervals])
     job = _Job(spec, every, work * (1 + spec.tax), repetitions)
     for _ in range(200 + math.ceil(_PATIENCE * work / failures.mtbf)):
-        gaps, shares, draws = failures.gaps(rng, repetitions), rng.random(repetitions), rng.random(repetitions)
+        gaps, shares, draws = (
+            failures.gaps(rng, repetitions),
+            rng.random(repetitions),
+            rng.random(repetitions),
+        )
         job.until_failure(gaps)
         if not job.active.any():
             break
@@ -83,8 +110,10 @@ def sweep(spec: JobSpec, intervals: Sequence[float], work: float, failures: Fail
 
 @dataclass
 class _Job:
-    """State of every repetition of every interval. `target`: seconds of work to attempt; `done`: up to the last checkpoint; `since`: done after
-    it; `owed`: part of `target` added by failures since the last checkpoint; `down`: seconds to wait; `fallen`: back to the checkpoint."""
+    """State of every repetition of every interval. `target`: seconds of work to attempt; `done`: up
+    to the last checkpoint; `since`: done after it; `owed`: part of `target` added by failures since
+    the last checkpoint; `down`: seconds to wait; `fallen`: back to the checkpoint.
+    """
 
     spec: JobSpec
     every: Floats
@@ -94,9 +123,15 @@ class _Job:
 
     def __post_init__(self) -> None:
         shape = (len(self.every), self.repetitions)
-        self.wall, self.done, self.since, self.owed, self.down, self.failures, self.written = (np.zeros(shape) for _ in range(7))
+        self.wall, self.done, self.since, self.owed, self.down, self.failures, self.written = (
+            np.zeros(shape) for _ in range(7)
+        )
         self.target = np.full(shape, self.work)
-        self.active, self.fallen, self.waiting = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+        self.active, self.fallen, self.waiting = (
+            np.ones(shape, bool),
+            np.zeros(shape, bool),
+            np.zeros(shape, bool),
+        )
 
     def until_failure(self, gaps: Floats) -> None:
         """Advance to the next failure, `gaps` after the last one, or to the end."""
@@ -121,19 +156,25 @@ class _Job:
         whole = np.where(within, 0.0, np.floor(np.maximum(behind, 0.0) / (self.every + cost)))
         saved = np.where(within, 0.0, self.since + segment + whole * self.every)
         self.done += saved
-        self.since = np.where(within, self.since + np.minimum(free, segment), behind - whole * (self.every + cost))
+        self.since = np.where(
+            within, self.since + np.minimum(free, segment), behind - whole * (self.every + cost)
+        )
         self.since = np.minimum(self.since, np.minimum(self.every, self.target - self.done))
         self.owed = np.where(within, self.owed, 0.0)
         self.written += np.where(within, 0.0, 1 + whole)
 
     def fail(self, shares: Floats, fatal: NDArray[np.bool_]) -> None:
-        """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in progress."""
+        """Apply a failure to all active jobs; those not fatally hit lose `shares` of the work in
+        progress.
+        """
         spec = self.spec
         falls = self.active & (fatal | (self.waiting & self.fallen))
         self.target -= np.where(falls, self.owed, 0.0)
         self.owed = np.where(falls, 0.0, self.owed)
         self.since = np.where(falls, 0.0, self.since)
-        lost = np.where(self.active & ~falls, spec.debt + np.where(self.waiting, 0.0, spec.grain * shares), 0.0)
+        lost = np.where(
+            self.active & ~falls, spec.debt + np.where(self.waiting, 0.0, spec.grain * shares), 0.0
+        )
         self.target += lost
         self.owed += lost
         self.fallen = falls

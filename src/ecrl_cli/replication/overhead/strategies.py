@@ -1,4 +1,6 @@
-"""The cost of a failure under each strategy as a sum of named, measured parts, and the job parameters of each strategy at scale."""
+"""The cost of a failure under each strategy as a sum of named, measured parts, and the job
+parameters of each strategy at scale.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from ecrl_cli.replication import applications
 from ecrl_cli.replication.overhead.closed_forms import daly
 from ecrl_cli.replication.overhead.simulate import JobSpec
 
-# In a trial with gloo and three processes a killed rank was detected after 44 ms and the group rebuilt in 2 ms.
+# In a trial with gloo and three processes a killed rank was detected after 44 ms and the group
+# rebuilt in 2 ms.
 DETECT_S, REGROUP_S = 0.044, 0.002
-# Assumed, as nobody published these: the state crosses the network once; a copy in memory costs a fiftieth of a mini-batch.
+# Assumed, as nobody published these: the state crosses the network once; a copy in memory costs a
+# fiftieth of a mini-batch.
 JOIN_S, SNAPSHOT_SHARE = 0.5, 0.02
 TYPEABLE = ("mini_batch", "checkpoint", "init", "restart", "detect", "regroup", "join", "snapshot")
 
@@ -22,9 +26,10 @@ TYPEABLE = ("mini_batch", "checkpoint", "init", "restart", "detect", "regroup", 
 class Parts:
     """Seconds, except `every`: mini-batches from one checkpoint to the next.
 
-    `mini_batch`: mean duration. `checkpoint`: training stall per checkpoint. `init`: creating processes and communicators; `restart`: loading and
-    warming up model, optimizer and data. `regroup`: the survivors' new group. `join`: their wait while a joiner gets the state. `snapshot`: a copy
-    of the state into memory.
+    `mini_batch`: mean duration. `checkpoint`: training stall per checkpoint. `init`: creating
+    processes and communicators; `restart`: loading and warming up model, optimizer and data.
+    `regroup`: the survivors' new group. `join`: their wait while a joiner gets the state.
+    `snapshot`: a copy of the state into memory.
     """
 
     mini_batch: float
@@ -44,11 +49,16 @@ class Parts:
 
 
 # A checkpoint at the end of each epoch.
-PUBLISHED = {a.name: Parts(a.mini_batch_s, a.checkpoint_s, a.init_s, a.restart_s, a.in_epoch) for a in applications.PUBLISHED.values()}
+PUBLISHED = {
+    a.name: Parts(a.mini_batch_s, a.checkpoint_s, a.init_s, a.restart_s, a.in_epoch)
+    for a in applications.PUBLISHED.values()
+}
 
 
 def typed(config: RecoveryOverhead, parts: Parts) -> Parts:
-    """`parts`, overridden by typed values (0: not typed). No source has snapshots: unless typed they are derived from the mini-batch."""
+    """`parts`, overridden by typed values (0: not typed). No source has snapshots: unless typed
+    they are derived from the mini-batch.
+    """
     given = {name: value for name in TYPEABLE if (value := getattr(config, f"{name}_s")) > 0}
     made = replace(parts, **given, every=config.every or parts.every)
     return made if "snapshot" in given else replace(made, snapshot=SNAPSHOT_SHARE * made.mini_batch)
@@ -60,14 +70,28 @@ def typed_alone(config: RecoveryOverhead) -> Parts:
 
 
 # In order of occurrence.
-NAMES = ("detect", "replace", "init", "restart", "spare", "regroup", "join", "replay", "redo", "lost", "degraded")
-RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join")  # downtime; the other parts are lost work
+NAMES = (
+    "detect",
+    "replace",
+    "init",
+    "restart",
+    "spare",
+    "regroup",
+    "join",
+    "replay",
+    "redo",
+    "lost",
+    "degraded",
+)
+# downtime; the other parts are lost work
+RESTARTS = ("detect", "replace", "init", "restart", "spare", "regroup", "join")
 
 
 @dataclass(frozen=True)
 class FailureScenario:
-    """A job of `workers`, of which `casualties` (fewer) die at once; replacements arrive after `replace_s`; a warm spare takes `spare_share` of a
-    cold start."""
+    """A job of `workers`, of which `casualties` (fewer) die at once; replacements arrive after
+    `replace_s`; a warm spare takes `spare_share` of a cold start.
+    """
 
     workers: int
     casualties: int = 1
@@ -82,7 +106,9 @@ class FailureScenario:
 
 @dataclass(frozen=True)
 class Loss:
-    """Position of a failure: `since` mini-batches after the last checkpoint, with `share` of the next one done."""
+    """Position of a failure: `since` mini-batches after the last checkpoint, with `share` of the
+    next one done.
+    """
 
     since: float
     share: float = 0.5
@@ -92,23 +118,38 @@ Costs = dict[str, float]
 
 
 def checkpoint_restart(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
-    """All workers restart; everything since the checkpoint is replayed, and the current mini-batch redone."""
-    return {"detect": parts.detect, "replace": scenario.replace_s, "init": parts.init, "restart": parts.restart, **_replay(parts, loss)}
+    """All workers restart; everything since the checkpoint is replayed, and the current mini-batch
+    redone.
+    """
+    return {
+        "detect": parts.detect,
+        "replace": scenario.replace_s,
+        "init": parts.init,
+        "restart": parts.restart,
+        **_replay(parts, loss),
+    }
 
 
 def spared_restart(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Checkpoint restart from warm spare processes."""
-    return {"detect": parts.detect, "spare": scenario.spare_share * parts.start, **_replay(parts, loss)}
+    return {
+        "detect": parts.detect,
+        "spare": scenario.spare_share * parts.start,
+        **_replay(parts, loss),
+    }
 
 
 def in_memory(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
-    """Restart from warm processes and the last in-memory snapshot, one per mini-batch: only the current mini-batch is redone."""
+    """Restart from warm processes and the last in-memory snapshot, one per mini-batch: only the
+    current mini-batch is redone.
+    """
     return spared_restart(parts, scenario, Loss(0.0, loss.share))
 
 
 def immediate_rollback(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
-    """New workers get a survivor's state and the mini-batch runs again. Published cost: restart and one mini-batch; here only its done share is
-    lost."""
+    """New workers get a survivor's state and the mini-batch runs again. Published cost: restart and
+    one mini-batch; here only its done share is lost.
+    """
     return {
         "detect": parts.detect,
         "replace": scenario.replace_s,
@@ -121,17 +162,32 @@ def immediate_rollback(parts: Parts, scenario: FailureScenario, loss: Loss) -> C
 
 def spared_rollback(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Immediate rollback with warm spares in place of the dead workers."""
-    return {"detect": parts.detect, "spare": scenario.spare_share * parts.start, "join": parts.join, **_redo(parts, loss)}
+    return {
+        "detect": parts.detect,
+        "spare": scenario.spare_share * parts.start,
+        "join": parts.join,
+        **_redo(parts, loss),
+    }
 
 
 def lossy_forward(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
-    """Survivors finish the mini-batch: lost are the casualties' samples, and their share of throughput until replacements join."""
-    return {**_survivors(parts), "lost": scenario.gone * parts.mini_batch, "degraded": scenario.gone * (scenario.replace_s + parts.start)}
+    """Survivors finish the mini-batch: lost are the casualties' samples, and their share of
+    throughput until replacements join.
+    """
+    return {
+        **_survivors(parts),
+        "lost": scenario.gone * parts.mini_batch,
+        "degraded": scenario.gone * (scenario.replace_s + parts.start),
+    }
 
 
 def skip(parts: Parts, scenario: FailureScenario, loss: Loss) -> Costs:
     """Survivors drop the mini-batch and continue with the next."""
-    return {**_survivors(parts), **_redo(parts, loss), "degraded": scenario.gone * (scenario.replace_s + parts.start)}
+    return {
+        **_survivors(parts),
+        **_redo(parts, loss),
+        "degraded": scenario.gone * (scenario.replace_s + parts.start),
+    }
 
 
 def _survivors(parts: Parts) -> Costs:
@@ -149,9 +205,11 @@ def _redo(parts: Parts, loss: Loss) -> Costs:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`costs`: of one failure. `rolls_back`: to a checkpoint at every failure. `every_epoch`: checkpoints each epoch as published, not at Daly's
-    interval. `snapshots`: pays for one per mini-batch. `samples`: mini-batches whose influence is lost for good per failure, by the share of
-    workers gone."""
+    """`costs`: of one failure. `rolls_back`: to a checkpoint at every failure. `every_epoch`:
+    checkpoints each epoch as published, not at Daly's interval. `snapshots`: pays for one per
+    mini-batch. `samples`: mini-batches whose influence is lost for good per failure, by the share
+    of workers gone.
+    """
 
     name: str
     costs: Callable[[Parts, FailureScenario, Loss], Costs]
@@ -167,7 +225,9 @@ class Strategy:
 
 
 STRATEGIES = (
-    Strategy("checkpoint_restart, every epoch", checkpoint_restart, rolls_back=True, every_epoch=True),
+    Strategy(
+        "checkpoint_restart, every epoch", checkpoint_restart, rolls_back=True, every_epoch=True
+    ),
     Strategy("checkpoint_restart", checkpoint_restart, rolls_back=True),
     Strategy("checkpoint_restart, spares", spared_restart, rolls_back=True),
     Strategy("in_memory, spares", in_memory, snapshots=True),
@@ -180,15 +240,25 @@ BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
 
 
 def expected_loss(parts: Parts, every: float) -> Loss:
-    """Mean loss: half an interval of `every` mini-batches in total, half a mini-batch of it in progress."""
+    """Mean loss: half an interval of `every` mini-batches in total, half a mini-batch of it in
+    progress.
+    """
     return Loss(max(0.0, every / 2 - 0.5), 0.5)
 
 
-def job_spec(strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float) -> JobSpec:
-    """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor state."""
+def job_spec(
+    strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float
+) -> JobSpec:
+    """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor
+    state.
+    """
     if strategy.rolls_back:
-        interval = parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
-        return JobSpec(interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scenario, Loss(0.0))))
+        interval = (
+            parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
+        )
+        return JobSpec(
+            interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scenario, Loss(0.0)))
+        )
     costs = strategy.costs(parts, scenario, Loss(0.0))
     alive = JobSpec(
         fatal=fatal,
@@ -201,7 +271,9 @@ def job_spec(strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: 
         return alive
     back = spared_restart if "spare" in costs else checkpoint_restart
     restart = waiting(back(parts, scenario, Loss(0.0)))
-    return replace(alive, interval=_interval(parts, mtbf / fatal), checkpoint=parts.checkpoint, restart=restart)
+    return replace(
+        alive, interval=_interval(parts, mtbf / fatal), checkpoint=parts.checkpoint, restart=restart
+    )
 
 
 def waiting(costs: Costs) -> float:

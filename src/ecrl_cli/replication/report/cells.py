@@ -1,4 +1,6 @@
-"""Formats numbers as cells of the published tables: published ones as printed, measured ones with their interval."""
+"""Formats numbers as cells of the published tables: published ones as printed, measured ones with
+their interval.
+"""
 
 from __future__ import annotations
 

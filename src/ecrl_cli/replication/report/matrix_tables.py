@@ -1,4 +1,6 @@
-"""Tables 5 to 8: aggregates over the suites, slices of them, and single suites; the published row above the measured ones."""
+"""Tables 5 to 8: aggregates over the suites, slices of them, and single suites; the published row
+above the measured ones.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,28 @@ from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
 Cells = tuple[Value, ...]  # reference, blocking, overlapped, overlapped - blocking
 Line = tuple[str, Cells, Cells]  # a metric, its published cells, its measured ones
 COLUMNS5 = (
-    *(Column("Metric"), Column("Values"), *(Column(label, "measured") for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk"))),
+    *(
+        Column("Metric"),
+        Column("Values"),
+        *(
+            Column(label, "measured")
+            for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk")
+        ),
+    ),
     *(Column("n", "count"), Column("What differs")),
 )
 GAINS = ("Ovl vs Blk, ratio of means", "Ovl vs Blk, mean of ratios")
 COLUMNS7 = (
-    *(Column("Slice"), Column("Group"), Column("Values"), *(Column(label, "measured change") for label in GAINS)),
-    *(Column("Stall change (s)", "measured difference"), Column("Loss difference change", "measured difference")),
+    *(
+        Column("Slice"),
+        Column("Group"),
+        Column("Values"),
+        *(Column(label, "measured change") for label in GAINS),
+    ),
+    *(
+        Column("Stall change (s)", "measured difference"),
+        Column("Loss difference change", "measured difference"),
+    ),
     *(Column("n", "count"), Column("What differs")),
 )
 PLAIN = {
@@ -52,37 +69,81 @@ _ZERO = Cell(0.0, text="0%")  # of the reference against itself
 
 
 def table5(experiment: Experiment) -> PublishedTable:
-    lines = [_pass_rate(experiment), *_goodputs(experiment), *_drops(experiment), *_walls(experiment)]
-    lines += [*(_plain(experiment, *item) for item in PLAIN.items()), _per_write(experiment), _replayed(experiment)]
-    pair, differs = experiment.pair("ovl", "blk", "goodput"), in_short(experiment.differs_in(experiment.present))
+    lines = [
+        _pass_rate(experiment),
+        *_goodputs(experiment),
+        *_drops(experiment),
+        *_walls(experiment),
+    ]
+    lines += [
+        *(_plain(experiment, *item) for item in PLAIN.items()),
+        _per_write(experiment),
+        _replayed(experiment),
+    ]
+    pair, differs = (
+        experiment.pair("ovl", "blk", "goodput"),
+        in_short(experiment.differs_in(experiment.present)),
+    )
     pairs = counted(pair.n if pair else None)
     rows: list[Row] = []
     for metric, published, measured in lines:
         n = counted(len(experiment.runs), "run") if metric == PASS_RATE else pairs
-        rows += [(metric, AS_PUBLISHED, *published, counted(len(SUITES), "suite"), None), (metric, "measured", *measured, n, differs)]
-    title = f"Table 5: aggregate outcomes over {len(experiment.suites)} of {len(SUITES)} suites ({experiment.scale})"
-    return PublishedTable("table5", Table(title, COLUMNS5, tuple(rows), " ".join([*_notes(), *experiment.remarks()])), experiment.setting)
+        rows += [
+            (metric, AS_PUBLISHED, *published, counted(len(SUITES), "suite"), None),
+            (metric, "measured", *measured, n, differs),
+        ]
+    title = (
+        f"Table 5: aggregate outcomes over {len(experiment.suites)} of {len(SUITES)} suites"
+        f" ({experiment.scale})"
+    )
+    return PublishedTable(
+        "table5",
+        Table(title, COLUMNS5, tuple(rows), " ".join([*_notes(), *experiment.remarks()])),
+        experiment.setting,
+    )
 
 
 def _notes() -> list[str]:
     """Notes on the published aggregates, recomputed from the published suites."""
-    gain, typical = PUBLISHED.table5["goodput"].difference or 0.0, published_mean_of_ratios(SUITES, "ovl_gain")
+    gain, typical = (
+        PUBLISHED.table5["goodput"].difference or 0.0,
+        published_mean_of_ratios(SUITES, "ovl_gain"),
+    )
     drop, typical_drop = PUBLISHED.table5["drop"].blk, published_mean_of_ratios(SUITES, "blk_drop")
     clock = PUBLISHED.supervisor_clock_gain
-    stall, wall = PUBLISHED.table5["stall_s"].difference or 0.0, PUBLISHED.table5["wall_s"].difference or 0.0
+    stall, wall = (
+        PUBLISHED.table5["stall_s"].difference or 0.0,
+        PUBLISHED.table5["wall_s"].difference or 0.0,
+    )
     return [
-        f"The published gain of {gain:+.4f}% is a ratio of means; the mean of the eight suites' gains is {typical:+.4f}%"
-        f" (drop of blocking: {drop:+.4f}% and {typical_drop:+.4f}%). Both stand here, named.",
-        "The published clock runs from rank 0's first log line to its last: the first launch is free, restarts are charged. From the supervisor's"
-        f" launch the published runs gain {clock.mean:+.2f}% ({clock.least:+.2f}% to {clock.most:+.2f}% over 24 pairs),"
-        f" not {PUBLISHED.first_line_clock_gain:+.2f}%.",
-        f"The published reference checkpoints too, in blocking mode ({PUBLISHED.table5['write_s'].ref:.4f} s of writes): the drop of blocking prices"
-        " failures, not checkpoints; only an arm without checkpoints (clean) does. The drop of overlapped is the price of failures less the stall"
-        " that it saves.",
-        f"The published write total of overlapped counts {PUBLISHED.writes_counted['ovl']} of {PUBLISHED.writes_submitted} writes, that of blocking"
-        f" {PUBLISHED.writes_counted['blk']}; here every submitted write counts. A published write reaches from"
-        " serialising to durable; writing the files is a part of that (write_s in summary.csv).",
-        f"Of {-stall:.4f} s of stall saved, {-wall:.4f} s ({100 * wall / stall:.1f}%) arrived in the wall time, both on the published clock.",
+        (
+            f"The published gain of {gain:+.4f}% is a ratio of means; the mean of the eight suites'"
+            f" gains is {typical:+.4f}% (drop of blocking: {drop:+.4f}% and {typical_drop:+.4f}%)."
+            " Both stand here, named."
+        ),
+        (
+            "The published clock runs from rank 0's first log line to its last: the first launch"
+            " is free, restarts are charged. From the supervisor's launch the published runs gain"
+            f" {clock.mean:+.2f}% ({clock.least:+.2f}% to {clock.most:+.2f}% over 24 pairs), not"
+            f" {PUBLISHED.first_line_clock_gain:+.2f}%."
+        ),
+        (
+            "The published reference checkpoints too, in blocking mode"
+            f" ({PUBLISHED.table5['write_s'].ref:.4f} s of writes): the drop of blocking prices"
+            " failures, not checkpoints; only an arm without checkpoints (clean) does. The drop of"
+            " overlapped is the price of failures less the stall that it saves."
+        ),
+        (
+            f"The published write total of overlapped counts {PUBLISHED.writes_counted['ovl']} of"
+            f" {PUBLISHED.writes_submitted} writes, that of blocking"
+            f" {PUBLISHED.writes_counted['blk']}; here every submitted write counts. A published"
+            " write reaches from serialising to durable; writing the files is a part of that"
+            " (write_s in summary.csv)."
+        ),
+        (
+            f"Of {-stall:.4f} s of stall saved, {-wall:.4f} s ({100 * wall / stall:.1f}%) arrived"
+            " in the wall time, both on the published clock."
+        ),
         "Experiments 1 and 3 of the same author, without a GPU, found the opposite sign.",
     ]
 
@@ -103,31 +164,63 @@ def _goodputs(experiment: Experiment) -> list[Line]:
     for measure in reversed(CLOCKS):
         pair = experiment.pair("ovl", "blk", measure)
         means = (*(estimate(experiment.mean(arm, measure)) for arm in _ARMS), of_means(pair))
-        lines.append((f"Goodput (steps/s), {CLOCKS[measure]}; gain as ratio of means", published[measure], means))
-        lines.append((f"Gain as mean of ratios, {CLOCKS[measure]}", (None, None, None, typical[measure]), (None, None, None, of_ratios(pair))))
+        lines.append(
+            (
+                f"Goodput (steps/s), {CLOCKS[measure]}; gain as ratio of means",
+                published[measure],
+                means,
+            )
+        )
+        lines.append(
+            (
+                f"Gain as mean of ratios, {CLOCKS[measure]}",
+                (None, None, None, typical[measure]),
+                (None, None, None, of_ratios(pair)),
+            )
+        )
     return lines
 
 
 def _drops(experiment: Experiment) -> list[Line]:
     lines: list[Line] = []
     typical = [published_mean_of_ratios(SUITES, name) for name in ("blk_drop", "ovl_drop")]
-    by_ratio = (Cell(0.0, text="0.0000%"), *(printed(value, "%") for value in typical), printed(typical[1] - typical[0], "pp"))
+    by_ratio = (
+        Cell(0.0, text="0.0000%"),
+        *(printed(value, "%") for value in typical),
+        printed(typical[1] - typical[0], "pp"),
+    )
     for measure in reversed(CLOCKS):
         known = measure == "goodput_published_clock"
         pairs = [experiment.pair(arm, "ref", measure) for arm in ("blk", "ovl")]
         means = [pair.ratio_of_means if pair else None for pair in pairs]
-        ratios = [pair.mean_of_ratios.mean if pair and pair.mean_of_ratios else None for pair in pairs]
+        ratios = [
+            pair.mean_of_ratios.mean if pair and pair.mean_of_ratios else None for pair in pairs
+        ]
         measured = (_ZERO, *map(of_means, pairs), _points(means))
-        lines.append((f"Drop vs ref, ratio of means, {CLOCKS[measure]}", _published("drop", "%") if known else _NOTHING, measured))
+        lines.append(
+            (
+                f"Drop vs ref, ratio of means, {CLOCKS[measure]}",
+                _published("drop", "%") if known else _NOTHING,
+                measured,
+            )
+        )
         measured = (_ZERO, *map(of_ratios, pairs), _points(ratios))
-        lines.append((f"Drop vs ref, mean of ratios, {CLOCKS[measure]}", by_ratio if known else _NOTHING, measured))
+        lines.append(
+            (
+                f"Drop vs ref, mean of ratios, {CLOCKS[measure]}",
+                by_ratio if known else _NOTHING,
+                measured,
+            )
+        )
     return lines
 
 
 def _points(drops: Sequence[float | None]) -> Value:
     """The difference of two percentages, in percentage points."""
     blk, ovl = drops
-    return None if blk is None or ovl is None else Cell(ovl - blk, text=f"{100 * (ovl - blk):+.2f}pp")
+    return (
+        None if blk is None or ovl is None else Cell(ovl - blk, text=f"{100 * (ovl - blk):+.2f}pp")
+    )
 
 
 def _walls(experiment: Experiment) -> list[Line]:
@@ -135,7 +228,9 @@ def _walls(experiment: Experiment) -> list[Line]:
     lines: list[Line] = []
     for clock in reversed(CLOCKS):
         published = _published("wall_s") if clock == "goodput_published_clock" else _NOTHING
-        lines.append((f"Wall time (s), {CLOCKS[clock]}", published, _measured(experiment, WALLS[clock])))
+        lines.append(
+            (f"Wall time (s), {CLOCKS[clock]}", published, _measured(experiment, WALLS[clock]))
+        )
     return lines
 
 
@@ -145,12 +240,18 @@ def _plain(experiment: Experiment, published: str, measured: tuple[str, str]) ->
 
 
 def _measured(experiment: Experiment, measure: str) -> Cells:
-    return (*(estimate(experiment.mean(arm, measure)) for arm in _ARMS), change(experiment.pair("ovl", "blk", measure)))
+    return (
+        *(estimate(experiment.mean(arm, measure)) for arm in _ARMS),
+        change(experiment.pair("ovl", "blk", measure)),
+    )
 
 
 def _per_write(experiment: Experiment) -> Line:
     """Seconds per counted write: the only comparable write times of the published arms."""
-    published = [total / PUBLISHED.writes_counted[arm] for arm, total in zip(_ARMS, PUBLISHED.table5["write_s"].arms, strict=True)]
+    published = [
+        total / PUBLISHED.writes_counted[arm]
+        for arm, total in zip(_ARMS, PUBLISHED.table5["write_s"].arms, strict=True)
+    ]
     measured = _measured(experiment, "durable_write_per_checkpoint_s")
     return (
         "Write time per counted write (s), serialise to durable",
@@ -160,16 +261,30 @@ def _per_write(experiment: Experiment) -> Line:
 
 
 def _replayed(experiment: Experiment) -> Line:
-    """Replayed steps; published from the raw logs: every failure was on a checkpoint, and all ranks left together."""
-    return "Replayed steps", (Cell(PUBLISHED.replayed_steps, "count"),) * 4, _measured(experiment, "replayed_steps")
+    """Replayed steps; published from the raw logs: every failure was on a checkpoint, and all ranks
+    left together.
+    """
+    return (
+        "Replayed steps",
+        (Cell(PUBLISHED.replayed_steps, "count"),) * 4,
+        _measured(experiment, "replayed_steps"),
+    )
 
 
 def _published(measure: str, unit: str = "") -> Cells:
-    """A line of table 5 as printed; `unit`: of the last column (of all, for percentages of drops)."""
+    """A line of table 5 as printed; `unit`: of the last column (of all, for percentages of
+    drops).
+    """
     values = PUBLISHED.table5[measure]
     difference = values.difference
     own = unit if measure == "drop" else ""
-    last = None if difference is None else printed(difference, "pp" if own else unit) if unit else signed(difference)
+    last = (
+        None
+        if difference is None
+        else printed(difference, "pp" if own else unit)
+        if unit
+        else signed(difference)
+    )
     return (*(printed(value, own) for value in values.arms), last)
 
 
@@ -177,18 +292,37 @@ def table7(experiment: Experiment) -> PublishedTable:
     rows = [row for values in PUBLISHED.table7 for row in _slice_rows(experiment, values)]
     losses = PUBLISHED.loss_difference
     notes = [
-        "The published slices are ratios of means; their means of ratios are worked out from Table 8.",
-        f"Published mean absolute loss differences to the reference: {losses['blk']:.4f} (blocking), {losses['ovl']:.4f}"
-        f" (overlapped), {losses['change']:+.6f} between them. They measure how far two runs of the published code drift apart, not a strategy:"
-        " the ResNet-18 runs differ from their reference before any failure, and no A/A arm prices that.",
-        "Here a loss difference of 0 means that every committed step had the loss of its reference.",
+        (
+            "The published slices are ratios of means; their means of ratios are worked out from"
+            " Table 8."
+        ),
+        (
+            f"Published mean absolute loss differences to the reference: {losses['blk']:.4f}"
+            f" (blocking), {losses['ovl']:.4f} (overlapped), {losses['change']:+.6f} between them."
+            " They measure how far two runs of the published code drift apart, not a strategy: the"
+            " ResNet-18 runs differ from their reference before any failure, and no A/A arm prices"
+            " that."
+        ),
+        (
+            "Here a loss difference of 0 means that every committed step had the loss of its"
+            " reference."
+        ),
     ]
-    title = f"Table 7: overlapped against blocking, sliced over data set, model and failure schedule ({experiment.scale})"
-    return PublishedTable("table7", Table(title, COLUMNS7, tuple(rows), " ".join([*notes, *experiment.remarks()])), experiment.setting)
+    title = (
+        "Table 7: overlapped against blocking, sliced over data set, model and failure schedule"
+        f" ({experiment.scale})"
+    )
+    return PublishedTable(
+        "table7",
+        Table(title, COLUMNS7, tuple(rows), " ".join([*notes, *experiment.remarks()])),
+        experiment.setting,
+    )
 
 
 def _slice_rows(experiment: Experiment, values: SliceValues) -> list[Row]:
-    """The slice as published, and as measured on each clock; empty if none of its suites was run."""
+    """The slice as published, and as measured on each clock; empty if none of its suites was
+    run.
+    """
     members = [suite for suite in SUITES if getattr(suite, values.axis) == values.group]
     names = [suite.suite for suite in members]
     if not set(names) & set(experiment.present):
@@ -198,20 +332,32 @@ def _slice_rows(experiment: Experiment, values: SliceValues) -> list[Row]:
         DATASETS.get(values.group) or MODELS.get(values.group) or values.group,
     )
     typical = published_mean_of_ratios(members, "ovl_gain")
-    printed_cells = (printed(values.gain, "%"), printed(typical, "%"), signed(values.stall_change), signed(values.loss_change))
+    printed_cells = (
+        printed(values.gain, "%"),
+        printed(typical, "%"),
+        signed(values.stall_change),
+        signed(values.loss_change),
+    )
     rows: list[Row] = [(*head, AS_PUBLISHED, *printed_cells, counted(len(members), "suite"), None)]
     stall, loss = experiment.pair("ovl", "blk", "stall_s", names), experiment.loss_change(names)
     differs = in_short(experiment.differs_in(names))
     for measure, clock in CLOCKS.items():
         pair = experiment.pair("ovl", "blk", measure, names)
-        rest = (change(stall), "no divergence on record" if loss is None else estimate(loss, sign=True), counted(pair.n if pair else None), differs)
+        rest = (
+            change(stall),
+            "no divergence on record" if loss is None else estimate(loss, sign=True),
+            counted(pair.n if pair else None),
+            differs,
+        )
         rows.append((*head, f"measured, {clock}", of_means(pair), of_ratios(pair), *rest))
     return rows
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the published table: the cell as printed, and as measured in one suite on one clock."""
+    """A column of the published table: the cell as printed, and as measured in one suite on one
+    clock.
+    """
 
     title: str
     printed: Callable[[SuiteValues], Value]
@@ -219,57 +365,110 @@ class _Column:
 
 
 def _goodput(title: str, arm: str) -> _Column:
-    return _Column(title, lambda values: printed(getattr(values, arm)), lambda e, suite, clock: estimate(e.mean(arm, clock, [suite])))
+    return _Column(
+        title,
+        lambda values: printed(getattr(values, arm)),
+        lambda e, suite, clock: estimate(e.mean(arm, clock, [suite])),
+    )
 
 
 def _relative(title: str, name: str, arm: str, base: str) -> _Column:
-    return _Column(title, lambda values: printed(getattr(values, name), "%"), lambda e, suite, clock: of_means(e.pair(arm, base, clock, [suite])))
+    return _Column(
+        title,
+        lambda values: printed(getattr(values, name), "%"),
+        lambda e, suite, clock: of_means(e.pair(arm, base, clock, [suite])),
+    )
 
 
 def _stall_change(title: str, name: str) -> _Column:
-    return _Column(title, lambda values: signed(getattr(values, name)), lambda e, suite, _: change(e.pair("ovl", "blk", "stall_s", [suite])))
+    return _Column(
+        title,
+        lambda values: signed(getattr(values, name)),
+        lambda e, suite, _: change(e.pair("ovl", "blk", "stall_s", [suite])),
+    )
 
 
 def _wall_change(title: str, name: str) -> _Column:
-    return _Column(title, lambda values: signed(getattr(values, name)), lambda e, suite, clock: change(e.pair("ovl", "blk", WALLS[clock], [suite])))
+    return _Column(
+        title,
+        lambda values: signed(getattr(values, name)),
+        lambda e, suite, clock: change(e.pair("ovl", "blk", WALLS[clock], [suite])),
+    )
 
 
 def _stall(title: str, arm: str) -> _Column:
-    return _Column(title, lambda values: printed(getattr(values, f"{arm}_stall")), lambda e, suite, _: estimate(e.mean(arm, "stall_s", [suite])))
+    return _Column(
+        title,
+        lambda values: printed(getattr(values, f"{arm}_stall")),
+        lambda e, suite, _: estimate(e.mean(arm, "stall_s", [suite])),
+    )
 
 
 _GOODPUTS = (_goodput("Ref GP", "ref"), _goodput("Blk GP", "blk"), _goodput("Ovl GP", "ovl"))
 _GAIN = _relative("Ovl vs Blk", "ovl_gain", "ovl", "blk")
-_DROPS = (_relative("Blk vs Ref", "blk_drop", "blk", "ref"), _relative("Ovl vs Ref", "ovl_drop", "ovl", "ref"))
+_DROPS = (
+    _relative("Blk vs Ref", "blk_drop", "blk", "ref"),
+    _relative("Ovl vs Ref", "ovl_drop", "ovl", "ref"),
+)
 COLUMNS6 = (*_GOODPUTS, _GAIN, *_DROPS, _stall_change("Stall change (s)", "stall_change"))
-COLUMNS8 = (*_GOODPUTS, _GAIN, _stall("Blk stall (s)", "blk"), _stall("Ovl stall (s)", "ovl"), _wall_change("Ovl - Blk wall (s)", "wall_change"))
+COLUMNS8 = (
+    *_GOODPUTS,
+    _GAIN,
+    _stall("Blk stall (s)", "blk"),
+    _stall("Ovl stall (s)", "ovl"),
+    _wall_change("Ovl - Blk wall (s)", "wall_change"),
+)
 
 
 def table6(experiment: Experiment) -> PublishedTable:
-    """Table 6, ranked by measured gain; suites left out of the average come last with their published row."""
+    """Table 6, ranked by measured gain; suites left out of the average come last with their
+    published row.
+    """
     measured = gains(experiment)
-    ranked = sorted(_shown(experiment), key=lambda suite: measured.get(suite, -math.inf), reverse=True)
-    published_rank = {values.suite: rank for rank, values in enumerate(sorted(SUITES, key=lambda values: -values.ovl_gain), 1)}
+    ranked = sorted(
+        _shown(experiment), key=lambda suite: measured.get(suite, -math.inf), reverse=True
+    )
+    published_rank = {
+        values.suite: rank
+        for rank, values in enumerate(sorted(SUITES, key=lambda values: -values.ovl_gain), 1)
+    }
     rows = []
     for rank, suite in enumerate(ranked, 1):
         ranks = (published_rank[suite], *(rank if suite in measured else None for _ in CLOCKS))
-        rows += [(place, *row) for place, row in zip(ranks, _rows(experiment, suite, COLUMNS6), strict=True)]
-    title = f"Table 6: suites ranked by the gain of overlapped over blocking, {_how_many(experiment)}"
-    note = " ".join([f"Ranked by the measured gain ({CLOCKS['goodput']}). {_drift()}", *experiment.remarks()])
-    return PublishedTable("table6", Table(title, (Column("Rank", "count"), *_columns(COLUMNS6)), tuple(rows), note), experiment.setting)
+        rows += [
+            (place, *row)
+            for place, row in zip(ranks, _rows(experiment, suite, COLUMNS6), strict=True)
+        ]
+    title = (
+        f"Table 6: suites ranked by the gain of overlapped over blocking, {_how_many(experiment)}"
+    )
+    note = " ".join(
+        [f"Ranked by the measured gain ({CLOCKS['goodput']}). {_drift()}", *experiment.remarks()]
+    )
+    return PublishedTable(
+        "table6",
+        Table(title, (Column("Rank", "count"), *_columns(COLUMNS6)), tuple(rows), note),
+        experiment.setting,
+    )
 
 
 def table8(experiment: Experiment) -> PublishedTable:
     rows = [row for suite in _shown(experiment) for row in _rows(experiment, suite, COLUMNS8)]
     title = f"Table 8: every suite, {_how_many(experiment)}"
     note = " ".join([_drift(), *experiment.remarks()])
-    return PublishedTable("table8", Table(title, _columns(COLUMNS8), tuple(rows), note), experiment.setting)
+    return PublishedTable(
+        "table8", Table(title, _columns(COLUMNS8), tuple(rows), note), experiment.setting
+    )
 
 
 def gains(experiment: Experiment, measure: str = "goodput") -> dict[str, float]:
     """By suite, the measured gain of overlapped over blocking as a ratio of means."""
     pairs = {suite: experiment.pair("ovl", "blk", measure, [suite]) for suite in experiment.suites}
-    return {suite: pair.ratio_of_means for suite, pair in pairs.items() if pair and pair.ratio_of_means is not None}
+    return {
+        suite: pair.ratio_of_means
+        for suite, pair in pairs.items()
+        if pair and pair.ratio_of_means is not None
+    }
 
 
 def _shown(experiment: Experiment) -> list[str]:
@@ -283,22 +482,45 @@ def _how_many(experiment: Experiment) -> str:
 def _drift() -> str:
     late, base = (BY_SUITE[f"cifar100-r18-{failure}"].ref for failure in ("late", "base"))
     return (
-        f"Two published reference arms of one configuration (CIFAR-100 ResNet-18, base and late) differ by {100 * (late / base - 1):.1f}%:"
-        " the drift between suites exceeds every gain in the table; within a suite, pairs of one seed are compared here."
+        "Two published reference arms of one configuration (CIFAR-100 ResNet-18, base and late)"
+        f" differ by {100 * (late / base - 1):.1f}%: the drift between suites exceeds every gain in"
+        " the table; within a suite, pairs of one seed are compared here."
     )
 
 
 def _columns(columns: Sequence[_Column]) -> tuple[Column, ...]:
     numbers = (Column(column.title, "measured") for column in columns)
-    return (Column("Suite"), Column("Values"), *numbers, Column("n", "count"), Column("What differs"))
+    return (
+        Column("Suite"),
+        Column("Values"),
+        *numbers,
+        Column("n", "count"),
+        Column("What differs"),
+    )
 
 
 def _rows(experiment: Experiment, suite: str, columns: Sequence[_Column]) -> list[Row]:
     values = BY_SUITE[suite]
-    rows: list[Row] = [(suite_name(values), AS_PUBLISHED, *(column.printed(values) for column in columns), counted(3, "seed"), None)]
+    rows: list[Row] = [
+        (
+            suite_name(values),
+            AS_PUBLISHED,
+            *(column.printed(values) for column in columns),
+            counted(3, "seed"),
+            None,
+        )
+    ]
     differs = in_short(experiment.differs_in([suite]))
     for measure, clock in CLOCKS.items():
         pair = experiment.pair("ovl", "blk", measure, [suite])
         measured = [column.measured(experiment, suite, measure) for column in columns]
-        rows.append((suite_name(values), f"measured, {clock}", *measured, counted(pair.n if pair else None), differs))
+        rows.append(
+            (
+                suite_name(values),
+                f"measured, {clock}",
+                *measured,
+                counted(pair.n if pair else None),
+                differs,
+            )
+        )
     return rows

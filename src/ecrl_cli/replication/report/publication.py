@@ -1,5 +1,6 @@
-"""The complete published part of the report: tables, figures, artifacts per suite, and publication_summary and new_findings, which have all suites,
-tables, claims, findings and limits in one place. `report.build` calls it through `PUBLISHED`.
+"""The complete published part of the report: tables, figures, artifacts per suite, and
+publication_summary and new_findings, which have all suites, tables, claims, findings and limits in
+one place. `report.build` calls it through `PUBLISHED`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,26 @@ from ecrl_cli.report.model.replication import Publication, PublishedTable
 from ecrl_cli.report.model.study_record import slugs
 from ecrl_cli.report.model.suite_gates import all_passed
 from ecrl_cli.report.tables.records import summary_rows
-from ecrl_cli.report.tables.renderers import csv_bytes, csv_of, escaped, markdown_of, markdown_section
+from ecrl_cli.report.tables.renderers import (
+    csv_bytes,
+    csv_of,
+    escaped,
+    markdown_of,
+    markdown_section,
+)
 from ecrl_cli.report.tables.table import Column, Row, Table, records_table, text_of
 
 MATRIX = (table1, table2, table3, table4, table5, table6, table7, table8)
 SCHEMA_VERSION = 1
 SUITE_COLUMNS = (
-    *(Column("Suite"), Column("Accepted"), Column("Scale"), Column("Arms"), Column("Runs", "count"), Column("Valid", "count")),
+    *(
+        Column("Suite"),
+        Column("Accepted"),
+        Column("Scale"),
+        Column("Arms"),
+        Column("Runs", "count"),
+        Column("Valid", "count"),
+    ),
     Column("Gates that failed"),
 )
 
@@ -62,23 +76,46 @@ class ReplicationData:
 
 
 def publication(comparison: Comparison) -> Publication:
-    """Every file by its path in the report's folder. Raises RecordError, or OSError if a sweep's manifest has vanished since it was read."""
+    """Every file by its path in the report's folder. Raises RecordError, or OSError if a sweep's
+    manifest has vanished since it was read.
+    """
     found = tuple(experiments(comparison))
-    replicated = ReplicationData(comparison, found, published_tables(found), published_pictures(found))
-    files = publishable_files(comparison) | summary_files(replicated) | _manifests(comparison) | picture_files(replicated.pictures)
+    replicated = ReplicationData(
+        comparison, found, published_tables(found), published_pictures(found)
+    )
+    files = (
+        publishable_files(comparison)
+        | summary_files(replicated)
+        | _manifests(comparison)
+        | picture_files(replicated.pictures)
+    )
     return Publication(files, replicated.tables, replicated.pictures)
 
 
 def published_tables(found: Sequence[Experiment]) -> tuple[PublishedTable, ...]:
-    """The matrix's tables in order, then those of experiments 1 to 3; none for experiments without a suite at hand."""
+    """The matrix's tables in order, then those of experiments 1 to 3; none for experiments without
+    a suite at hand.
+    """
     matrix = [make(experiment) for experiment in found if experiment.is_matrix for make in MATRIX]
-    return tuple(matrix + [experiment_table(experiment) for experiment in found if not experiment.is_matrix])
+    return tuple(
+        matrix + [experiment_table(experiment) for experiment in found if not experiment.is_matrix]
+    )
 
 
 def _manifests(comparison: Comparison) -> dict[str, bytes]:
     """The sweep's current manifest.csv; for several sweeps one each, named after its folder."""
-    folders: list[Path] = list(dict.fromkeys(run.input.layout.root.parent.resolve() for run in comparison.runs if run.input.manifest_row))
-    names = ["manifest.csv"] if len(folders) == 1 else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
+    folders: list[Path] = list(
+        dict.fromkeys(
+            run.input.layout.root.parent.resolve()
+            for run in comparison.runs
+            if run.input.manifest_row
+        )
+    )
+    names = (
+        ["manifest.csv"]
+        if len(folders) == 1
+        else [f"manifest-{slug}.csv" for slug in slugs(folder.name for folder in folders)]
+    )
     return {name: _manifest(folder) for name, folder in zip(names, folders, strict=True)}
 
 
@@ -90,12 +127,21 @@ def _manifest(folder: Path) -> bytes:
 
 
 def summary_files(replicated: ReplicationData) -> dict[str, bytes]:
-    """publication_summary.json and .md; new_findings.csv and .md where a published experiment was repeated."""
-    files = {"publication_summary.json": as_json(_document(replicated)), "publication_summary.md": _markdown(replicated).encode()}
+    """publication_summary.json and .md; new_findings.csv and .md where a published experiment was
+    repeated.
+    """
+    files = {
+        "publication_summary.json": as_json(_document(replicated)),
+        "publication_summary.md": _markdown(replicated).encode(),
+    }
     if replicated.experiments:
         names = [field.name for field in fields(NewFinding)]
-        files["new_findings.csv"] = csv_of(records_table([asdict(entry) for entry in replicated.news], names))
-        files["new_findings.md"] = "\n".join(["# New findings", "", *_findings(replicated.news)]).encode()
+        files["new_findings.csv"] = csv_of(
+            records_table([asdict(entry) for entry in replicated.news], names)
+        )
+        files["new_findings.md"] = "\n".join(
+            ["# New findings", "", *_findings(replicated.news)]
+        ).encode()
     return files
 
 
@@ -105,9 +151,19 @@ def _document(replicated: ReplicationData) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "exit_code": comparison.exit_code,
         "code_revisions": sorted({revision(run) for run in comparison.runs if run.environment}),
-        "suites": [dict(zip(_KEYS, [str(value) for value in row], strict=True)) for row in _suite_rows(comparison)],
+        "suites": [
+            dict(zip(_KEYS, [str(value) for value in row], strict=True))
+            for row in _suite_rows(comparison)
+        ],
         "experiments": [
-            {"experiment": e.ident, "scale": e.scale, "averaged": e.suites, "refused": e.refused, "missing": e.missing, "setting": e.setting}
+            {
+                "experiment": e.ident,
+                "scale": e.scale,
+                "averaged": e.suites,
+                "refused": e.refused,
+                "missing": e.missing,
+                "setting": e.setting,
+            }
             for e in replicated.experiments
         ],
         "tables": [table_document(table) for table in replicated.tables],
@@ -115,7 +171,9 @@ def _document(replicated: ReplicationData) -> dict[str, Any]:
         "claims": [asdict(claim) for claim in replicated.claims],
         "new_findings": [asdict(entry) for entry in replicated.news],
         "limits": limits(replicated.experiments),
-        "figures": [{"name": picture.name, "title": picture.title} for picture in replicated.pictures],
+        "figures": [
+            {"name": picture.name, "title": picture.title} for picture in replicated.pictures
+        ],
     }
 
 
@@ -125,9 +183,19 @@ _KEYS = ("suite", "accepted", "scale", "arms", "runs", "valid", "failed_gates")
 def table_document(published: PublishedTable) -> dict[str, Any]:
     """A published table in publication_summary.json, with its cells as displayed."""
     table = published.table
-    rows = [[text_of(value, column) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    rows = [
+        [text_of(value, column) for value, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
     labels = [column.label for column in table.columns]
-    return {"ident": published.ident, "title": table.title, "note": table.note, "columns": labels, "rows": rows, "setting": published.setting}
+    return {
+        "ident": published.ident,
+        "title": table.title,
+        "note": table.note,
+        "columns": labels,
+        "rows": rows,
+        "setting": published.setting,
+    }
 
 
 def _suite_rows(comparison: Comparison) -> list[Row]:
@@ -137,7 +205,17 @@ def _suite_rows(comparison: Comparison) -> list[Row]:
         valid = sum(run.verdict.status == "valid" for run in runs)
         failed = ", ".join(gate.name for gate in gates if not gate.passed) or "-"
         arms = ", ".join(arm.label for arm in comparison.of(suite))
-        rows.append((suite or "-", "yes" if all_passed(gates) else "no", comparison.scale([suite]), arms, len(runs), valid, failed))
+        rows.append(
+            (
+                suite or "-",
+                "yes" if all_passed(gates) else "no",
+                comparison.scale([suite]),
+                arms,
+                len(runs),
+                valid,
+                failed,
+            )
+        )
     return rows
 
 
@@ -146,14 +224,31 @@ def _markdown(replicated: ReplicationData) -> str:
     lines = ["# Publication summary", "", *_sentences(replicated), "", "## Suites", ""]
     lines += [*markdown_of(Table("Suites", SUITE_COLUMNS, tuple(_suite_rows(comparison)))), ""]
     if replicated.claims:
-        columns = tuple(map(Column, ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why")))
-        lines += markdown_section(Table("Published claims", columns, tuple(claim.row for claim in replicated.claims)))
+        columns = tuple(
+            map(Column, ("Experiment", "Claim", "Published", "Measured", "Verdict", "Why"))
+        )
+        lines += markdown_section(
+            Table("Published claims", columns, tuple(claim.row for claim in replicated.claims))
+        )
     if replicated.news:
         lines += ["## New findings", "", *_findings(replicated.news)]
     for table in replicated.tables:
-        lines += [f"## {escaped(table.table.title)}", "", escaped(table.table.note), "", f"What differs: {escaped(table.setting)}", ""]
+        lines += [
+            f"## {escaped(table.table.title)}",
+            "",
+            escaped(table.table.note),
+            "",
+            f"What differs: {escaped(table.setting)}",
+            "",
+        ]
         lines += [*markdown_of(table.table), ""]
-    lines += [*_section("Figures", [f"![{escaped(p.title)}](figures/{p.name}.png)" for p in replicated.pictures], "")]
+    lines += [
+        *_section(
+            "Figures",
+            [f"![{escaped(p.title)}](figures/{p.name}.png)" for p in replicated.pictures],
+            "",
+        )
+    ]
     lines += [*_section("Limits", [escaped(text) for text in limits(replicated.experiments)], "- ")]
     return "\n".join(lines)
 
@@ -162,18 +257,33 @@ def _sentences(replicated: ReplicationData) -> list[str]:
     """Sentences that must precede any number."""
     suites = replicated.comparison.gates
     accepted = sum(all_passed(gates) for gates in suites.values())
-    lines = [f"{accepted} of {plural(len(suites), 'suite')} accepted; what is not accepted is listed and not averaged."]
+    lines = [
+        f"{accepted} of {plural(len(suites), 'suite')} accepted; what is not accepted is listed and"
+        " not averaged."
+    ]
     if not replicated.experiments:
         return [*lines, "None of them is a suite of a published experiment."]
     verdicts = Counter(claim.verdict for claim in replicated.claims)
     counted = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     where = "; ".join(f"{e.ident} at {e.scale}" for e in replicated.experiments)
-    return [*lines, f"Published experiments repeated: {where}. Of {plural(len(replicated.claims), 'published claim')}: {counted}."]
+    return [
+        *lines,
+        (
+            f"Published experiments repeated: {where}. Of"
+            f" {plural(len(replicated.claims), 'published claim')}: {counted}."
+        ),
+    ]
 
 
 def _findings(news: Sequence[NewFinding]) -> list[str]:
-    columns = (*map(Column, ("Experiment", "Finding", "Published", "Measured", "Kind")), Column("n", "count"))
-    return [*markdown_of(Table("New findings", columns, tuple(astuple(entry) for entry in news))), ""]
+    columns = (
+        *map(Column, ("Experiment", "Finding", "Published", "Measured", "Kind")),
+        Column("n", "count"),
+    )
+    return [
+        *markdown_of(Table("New findings", columns, tuple(astuple(entry) for entry in news))),
+        "",
+    ]
 
 
 def _section(title: str, items: Sequence[str], bullet: str) -> list[str]:

@@ -17,7 +17,15 @@ from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import slugs
 from ecrl_cli.report.model.suite_gates import all_passed
 from ecrl_cli.report.render.markdown import gate_lines
-from ecrl_cli.report.tables.records import Record, comparison_rows, finite, noise_rows, overlap_rows, restart_cost_rows, summary_rows
+from ecrl_cli.report.tables.records import (
+    Record,
+    comparison_rows,
+    finite,
+    noise_rows,
+    overlap_rows,
+    restart_cost_rows,
+    summary_rows,
+)
 from ecrl_cli.report.tables.renderers import escaped, markdown_of
 from ecrl_cli.report.tables.table import Column, Row, Table
 
@@ -29,7 +37,17 @@ _ROWS = {
     "overlap": overlap_rows,
     "restart_costs": restart_cost_rows,
 }
-_MEASURES = ("goodput", "goodput_published_clock", "wall_s", "stall_s", "write_s", "durable_write_s", "snapshot_s", "restarts", "replayed_steps")
+_MEASURES = (
+    "goodput",
+    "goodput_published_clock",
+    "wall_s",
+    "stall_s",
+    "write_s",
+    "durable_write_s",
+    "snapshot_s",
+    "restarts",
+    "replayed_steps",
+)
 
 
 def publishable_files(comparison: Comparison) -> dict[str, bytes]:
@@ -37,21 +55,31 @@ def publishable_files(comparison: Comparison) -> dict[str, bytes]:
     rows = {name: make(comparison) for name, make in _ROWS.items()}
     files: dict[str, bytes] = {}
     for suite, slug in zip(comparison.suites, slugs(comparison.suites), strict=True):
-        own = {name: [row for row in found if row["suite"] == suite] for name, found in rows.items()}
+        own = {
+            name: [row for row in found if row["suite"] == suite] for name, found in rows.items()
+        }
         document = suite_document(comparison, suite, own)
         files[f"reports/{slug}_publishable.json"] = as_json(document)
         files[f"reports/{slug}_publishable.md"] = _markdown(comparison, suite, document).encode()
     return files
 
 
-def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Record]]) -> dict[str, Any]:
-    """The document of a suite. `accepted`: every gate passed; only then does it contain averages."""
+def suite_document(
+    comparison: Comparison, suite: str, rows: dict[str, list[Record]]
+) -> dict[str, Any]:
+    """The document of a suite. `accepted`: every gate passed; only then does it contain
+    averages.
+    """
     runs = [run for run in comparison.runs if run.suite == suite]
     gates = comparison.gates[suite]
     known = [run for run in runs if run.environment]
     config = known[0].config if known else {}
     if config:  # without data paths: the artifact is read on other machines
-        config = config | {"dataset": {key: value for key, value in config.get("dataset", {}).items() if key != "root"}}
+        config = config | {
+            "dataset": {
+                key: value for key, value in config.get("dataset", {}).items() if key != "root"
+            }
+        }
     return {
         "schema_version": SCHEMA_VERSION,
         "suite": suite,
@@ -59,8 +87,14 @@ def suite_document(comparison: Comparison, suite: str, rows: dict[str, list[Reco
         "scale": comparison.scale([suite]),
         "gates": [asdict(gate) for gate in gates],
         "published_setting": {key: asdict(said) for key, said in published_setting(suite).items()},
-        "differences": [{"key": d.key, "published": d.published, "measured": list(d.measured)} for d in differences(runs)],
-        "arms": [{"arm": arm.label, "variant": arm.variant, "seeds": [run.seed for run in arm.runs]} for arm in comparison.of(suite)],
+        "differences": [
+            {"key": d.key, "published": d.published, "measured": list(d.measured)}
+            for d in differences(runs)
+        ],
+        "arms": [
+            {"arm": arm.label, "variant": arm.variant, "seeds": [run.seed for run in arm.runs]}
+            for arm in comparison.of(suite)
+        ],
         **rows,
         "runs": [_run(run, comparison) for run in runs],
         "code_revisions": sorted({revision(run) for run in known}),
@@ -79,7 +113,11 @@ def _run(run: Run, comparison: Comparison) -> dict[str, Any]:
         "reference_id": m.reference_id if m else None,
         "left_out": run.reason,
         "manifest_status": run.input.manifest_row.get("status"),
-        "verdict": {"status": run.verdict.status, "reference": run.verdict.reference, "findings": [asdict(f) for f in run.verdict.findings]},
+        "verdict": {
+            "status": run.verdict.status,
+            "reference": run.verdict.reference,
+            "findings": [asdict(f) for f in run.verdict.findings],
+        },
         "divergence": run.divergence,
         "final": m.final if m else None,
         "troubles": list(run.problems),
@@ -103,11 +141,28 @@ def _markdown(comparison: Comparison, suite: str, document: dict[str, Any]) -> s
     lines += ["", "## Arms", "", *markdown_of(_arms(comparison, suite)), ""]
     compared = _pairs(comparison, suite)
     if compared:
-        lines += ["## Comparisons", "", "Ratio of means with its bootstrap interval, over pairs of one seed.", "", *markdown_of(compared), ""]
-    runs = Table("Runs", _RUN_COLUMNS, tuple(_run_row(run, comparison) for run in comparison.runs if run.suite == suite))
+        lines += [
+            "## Comparisons",
+            "",
+            "Ratio of means with its bootstrap interval, over pairs of one seed.",
+            "",
+            *markdown_of(compared),
+            "",
+        ]
+    runs = Table(
+        "Runs",
+        _RUN_COLUMNS,
+        tuple(_run_row(run, comparison) for run in comparison.runs if run.suite == suite),
+    )
     lines += ["## Runs", "", *markdown_of(runs), ""]
     code = listed([escaped(name) for name in document["code_revisions"]])
-    lines += [f"Code: {code}. Environment, configuration and every number: the JSON file beside this one.", ""]
+    lines += [
+        (
+            f"Code: {code}. Environment, configuration and every number: the JSON file beside this"
+            " one."
+        ),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -126,23 +181,50 @@ def _setting(comparison: Comparison, suite: str) -> str:
 
 def _arms(comparison: Comparison, suite: str) -> Table:
     """The arms; averages only if every gate passed."""
-    rows = [(arm.label, ", ".join(run.seed for run in arm.runs), *(estimate(arm.summary(m)) for m in _MEASURES)) for arm in comparison.of(suite)]
-    return Table("Arms", (Column("Arm"), Column("Seeds"), *(Column(measure, "measured") for measure in _MEASURES)), tuple(rows))
+    rows = [
+        (
+            arm.label,
+            ", ".join(run.seed for run in arm.runs),
+            *(estimate(arm.summary(m)) for m in _MEASURES),
+        )
+        for arm in comparison.of(suite)
+    ]
+    return Table(
+        "Arms",
+        (Column("Arm"), Column("Seeds"), *(Column(measure, "measured") for measure in _MEASURES)),
+        tuple(rows),
+    )
 
 
 def _pairs(comparison: Comparison, suite: str) -> Table:
     rows = []
     for arm, base in compared_arms(comparison, [suite]):
         pairs = [versus(comparison, arm, base, measure, [suite]) for measure in _MEASURES[:5]]
-        rows.append((arm, base, max((pair.n for pair in pairs if pair), default=0), *map(of_means, pairs)))
-    columns = (Column("Arm"), Column("Against"), Column("Pairs", "count"), *(Column(measure, "measured") for measure in _MEASURES[:5]))
+        rows.append(
+            (arm, base, max((pair.n for pair in pairs if pair), default=0), *map(of_means, pairs))
+        )
+    columns = (
+        Column("Arm"),
+        Column("Against"),
+        Column("Pairs", "count"),
+        *(Column(measure, "measured") for measure in _MEASURES[:5]),
+    )
     return Table("Comparisons", columns, tuple(rows))
 
 
 def _run_row(run: Run, comparison: Comparison) -> Row:
     first = diverged(run, "loss", "first_differing_step")
     losses = None if diverged(run, "loss") is None else "never" if first is None else str(first)
-    return run.name, comparison.label(run), run.seed, run.verdict.status, run.verdict.reference, losses, DIVERGENCES["l2"](run), run.reason
+    return (
+        run.name,
+        comparison.label(run),
+        run.seed,
+        run.verdict.status,
+        run.verdict.reference,
+        losses,
+        DIVERGENCES["l2"](run),
+        run.reason,
+    )
 
 
 def as_json(document: dict[str, Any]) -> bytes:

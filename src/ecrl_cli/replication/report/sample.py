@@ -1,4 +1,6 @@
-"""Which runs at hand repeat which published experiment, and their statistics, computed by `report` and `metrics`."""
+"""Which runs at hand repeat which published experiment, and their statistics, computed by `report`
+and `metrics`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import all_passed, pooling_obstacles
 
 SUITES_OF = {"exp4": tuple(BY_SUITE)} | {ident: (ident,) for ident in BY_EXPERIMENT}
-CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}  # measure: the clock's name
-WALLS = {"goodput": "wall_s", "goodput_published_clock": "wall_published_clock_s"}  # by clock: its wall time
+# measure: the clock's name
+CLOCKS = {"goodput": "launch to target", "goodput_published_clock": "published clock"}
+# by clock: its wall time
+WALLS = {"goodput": "wall_s", "goodput_published_clock": "wall_published_clock_s"}
 DIVERGENCES: dict[str, Callable[[Run], float | None]] = {
     "auc": lambda run: _distance(run, "loss", "auc"),
     "maximum": lambda run: _distance(run, "loss", "maximum"),
@@ -43,7 +47,9 @@ class Experiment:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is experiment 4, the matrix of eight suites; the others have one suite each."""
+        """Whether it is experiment 4, the matrix of eight suites; the others have one suite
+        each.
+        """
         return self.ident == "exp4"
 
     @property
@@ -79,12 +85,17 @@ class Experiment:
 
     def arm(self, suite: str, variant: str) -> Arm | None:
         """The only arm of that variant, if it is averaged."""
-        found = [arm for arm in self.comparison.of(suite) if arm.variant == variant and arm.averaged]
+        found = [
+            arm for arm in self.comparison.of(suite) if arm.variant == variant and arm.averaged
+        ]
         return found[0] if len(found) == 1 and suite in self.suites else None
 
-    def mean(self, variant: str, measure: str, suites: Sequence[str] | None = None) -> Summary | None:
-        """For several suites the mean of their means with its interval over suites; for one suite the mean of its runs with its interval over
-        seeds."""
+    def mean(
+        self, variant: str, measure: str, suites: Sequence[str] | None = None
+    ) -> Summary | None:
+        """For several suites the mean of their means with its interval over suites; for one suite
+        the mean of its runs with its interval over seeds.
+        """
         arms = [self.arm(suite, variant) for suite in (self.suites if suites is None else suites)]
         found = [entry for entry in (arm.summary(measure) for arm in arms if arm) if entry]
         if len(found) < 2:
@@ -93,19 +104,29 @@ class Experiment:
 
     def _averaged(self, suites: Sequence[str] | None) -> Sequence[str]:
         """Those of `suites` (None: all) that are averaged."""
-        return self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        return (
+            self.suites if suites is None else [suite for suite in suites if suite in self.suites]
+        )
 
-    def contrast(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Contrast | None:
-        """`variant` against `base`, pooled over the suites: pairs of equal suite, seed and reference."""
+    def contrast(
+        self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None
+    ) -> Contrast | None:
+        """`variant` against `base`, pooled over the suites: pairs of equal suite, seed and
+        reference.
+        """
         chosen = self._averaged(suites)
         return contrast(self.comparison, variant, base, measure, chosen) if chosen else None
 
-    def pair(self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None) -> Paired | None:
+    def pair(
+        self, variant: str, base: str, measure: str, suites: Sequence[str] | None = None
+    ) -> Paired | None:
         """The statistics of `contrast` alone, without its noise floor and scales."""
         return versus(self.comparison, variant, base, measure, self._averaged(suites))
 
     def pass_rate(self, variant: str) -> float | None:
-        """The share of runs judged valid, including refused suites and unfinished runs; over valid runs alone it would always be 1."""
+        """The share of runs judged valid, including refused suites and unfinished runs; over valid
+        runs alone it would always be 1.
+        """
         runs = [run for run in self.runs if run.variant == variant]
         return sum(run.verdict.status == "valid" for run in runs) / len(runs) if runs else None
 
@@ -115,8 +136,13 @@ class Experiment:
         return summary(values) if values else None
 
     def loss_change(self, suites: Sequence[str] | None = None) -> Summary | None:
-        """Mean absolute loss difference of ovl minus that of blk, over pairs of equal suite and seed."""
-        found = [(DIVERGENCES["mean"](a), DIVERGENCES["mean"](b)) for a, b in pairs(self.comparison, "ovl", "blk", self._averaged(suites))]
+        """Mean absolute loss difference of ovl minus that of blk, over pairs of equal suite and
+        seed.
+        """
+        found = [
+            (DIVERGENCES["mean"](a), DIVERGENCES["mean"](b))
+            for a, b in pairs(self.comparison, "ovl", "blk", self._averaged(suites))
+        ]
         values = [a - b for a, b in found if a is not None and b is not None]
         return summary(values) if values else None
 
@@ -125,22 +151,41 @@ class Experiment:
         by_reason: dict[str, list[str]] = {}
         for suite, why in self.refused.items():
             by_reason.setdefault(why, []).append(suite)
-        told = [f"Listed, not averaged ({printable(why)}): {printable(', '.join(suites))}." for why, suites in by_reason.items()]
+        told = [
+            f"Listed, not averaged ({printable(why)}): {printable(', '.join(suites))}."
+            for why, suites in by_reason.items()
+        ]
         return told + ([f"Not run: {', '.join(self.missing)}."] if self.missing else [])
 
 
 def experiments(comparison: Comparison) -> list[Experiment]:
-    """The published experiments with at least one suite at hand; a sweep over settings of a published suite counts as another experiment."""
+    """The published experiments with at least one suite at hand; a sweep over settings of a
+    published suite counts as another experiment.
+    """
     found = [_experiment(ident, suites, comparison) for ident, suites in SUITES_OF.items()]
-    return [experiment for experiment in found if any(not _several(suite, comparison) for suite in experiment.present)]
+    return [
+        experiment
+        for experiment in found
+        if any(not _several(suite, comparison) for suite in experiment.present)
+    ]
 
 
 def _experiment(ident: str, names: Sequence[str], comparison: Comparison) -> Experiment:
     present = [suite for suite in names if suite in comparison.suites]
-    refused = {suite: why for suite in present if (why := _several(suite, comparison) or _failed(suite, comparison))}
+    refused = {
+        suite: why
+        for suite in present
+        if (why := _several(suite, comparison) or _failed(suite, comparison))
+    }
     refused |= _unlike([suite for suite in present if suite not in refused], comparison)
     missing = tuple(suite for suite in names if suite not in present)
-    return Experiment(ident, comparison, tuple(suite for suite in present if suite not in refused), refused, missing)
+    return Experiment(
+        ident,
+        comparison,
+        tuple(suite for suite in present if suite not in refused),
+        refused,
+        missing,
+    )
 
 
 def _several(suite: str, comparison: Comparison) -> str:
@@ -152,13 +197,21 @@ def _several(suite: str, comparison: Comparison) -> str:
 
 def _failed(suite: str, comparison: Comparison) -> str:
     gates = comparison.gates[suite]
-    return "" if all_passed(gates) else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
+    return (
+        ""
+        if all_passed(gates)
+        else f"gate failed: {', '.join(gate.name for gate in gates if not gate.passed)}"
+    )
 
 
 def _unlike(suites: Sequence[str], comparison: Comparison) -> dict[str, str]:
     """Suites run on another machine or scale than the first; a table averages one machine only."""
     firsts = [next(run for run in comparison.counted if run.suite == suite) for suite in suites]
-    return {run.suite: f"another {listed(what)} than {suites[0]}" for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))}
+    return {
+        run.suite: f"another {listed(what)} than {suites[0]}"
+        for run in firsts[1:]
+        if (what := pooling_obstacles(firsts[0], run))
+    }
 
 
 def diverged(run: Run, *keys: str) -> object:
@@ -170,9 +223,15 @@ def diverged(run: Run, *keys: str) -> object:
 
 
 def same_losses(run: Run) -> bool | None:
-    """Whether every committed step had bit for bit the loss of the reference; None if not compared."""
+    """Whether every committed step had bit for bit the loss of the reference; None if not
+    compared.
+    """
     loss = diverged(run, "loss")
-    return loss["first_differing_step"] is None if isinstance(loss, dict) and "first_differing_step" in loss else None
+    return (
+        loss["first_differing_step"] is None
+        if isinstance(loss, dict) and "first_differing_step" in loss
+        else None
+    )
 
 
 def _distance(run: Run, *keys: str) -> float | None:

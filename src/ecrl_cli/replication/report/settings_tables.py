@@ -1,4 +1,6 @@
-"""Tables 1 to 4: what is logged, the machine, what was run, and which factors were held and which varied; all from the runs' own records."""
+"""Tables 1 to 4: what is logged, the machine, what was run, and which factors were held and which
+varied; all from the runs' own records.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +24,91 @@ COLUMNS1 = (
     *map(Column, ("Published field", "Used there for", "Here", "In")),
     *(Column("Runs that have it", "count"), Column("What differs")),
 )
-COLUMNS2 = (Column("Item"), Column("Published"), Column("Measured"), Column("n", "count"), Column("What differs"))
+COLUMNS2 = (
+    Column("Item"),
+    Column("Published"),
+    Column("Measured"),
+    Column("n", "count"),
+    Column("What differs"),
+)
 COLUMNS3 = (
-    *(Column("Axis"), Column("Published"), Column("Count there", "count"), Column("Measured"), Column("Count here", "count")),
+    *(
+        Column("Axis"),
+        Column("Published"),
+        Column("Count there", "count"),
+        Column("Measured"),
+        Column("Count here", "count"),
+    ),
     *(Column("Role"), Column("What differs")),
 )
-COLUMNS4 = tuple(map(Column, ("Factor", "Role there", "Treatment there", "Role here", "Values here", "What differs")))
+COLUMNS4 = tuple(
+    map(
+        Column,
+        ("Factor", "Role there", "Treatment there", "Role here", "Values here", "What differs"),
+    )
+)
 _GIB = 2**30
 
 Read = Callable[[Run], str]
 _ITEMS: dict[str, Read] = {
-    "os": lambda run: f"kernel {run.environment.get('kernel', '?')}, {run.environment.get('machine', '?')}",
+    "os": lambda run: (
+        f"kernel {run.environment.get('kernel', '?')}, {run.environment.get('machine', '?')}"
+    ),
     "cpu": lambda run: str(run.environment.get("cpu", {}).get("model", NONE)),
     "cores": lambda run: _cores(run.environment.get("cpu", {})),
-    "memory": lambda run: f"{size / _GIB:.0f} GiB RAM" if isinstance(size := run.environment.get("memory_bytes"), int) else NONE,
-    "gpus": lambda run: ", ".join(str(gpu.get("name")) for gpu in run.environment.get("gpus", ())) or "none",
-    "driver": lambda run: ", ".join(sorted({str(gpu.get("driver")) for gpu in run.environment.get("gpus", ())})) or "none",
+    "memory": lambda run: (
+        f"{size / _GIB:.0f} GiB RAM"
+        if isinstance(size := run.environment.get("memory_bytes"), int)
+        else NONE
+    ),
+    "gpus": (
+        lambda run: (
+            ", ".join(str(gpu.get("name")) for gpu in run.environment.get("gpus", ())) or "none"
+        )
+    ),
+    "driver": (
+        lambda run: (
+            ", ".join(sorted({str(gpu.get("driver")) for gpu in run.environment.get("gpus", ())}))
+            or "none"
+        )
+    ),
     "python": lambda run: str(run.environment.get("python", NONE)),
     "torch": lambda run: str(run.environment.get("packages", {}).get("torch", NONE)),
-    "cuda_build": lambda run: str(run.environment.get("packages", {}).get("torch", "")).partition("+")[2] or "not in the version",
-    "visible": lambda run: f"device {facts(run).get('device', '?')}, {plural(len(run.environment.get('gpus', ())), 'GPU')}",
-    "ranks": lambda run: f"{run.config.get('world_size', '?')} ranks by {run.config.get('supervision', {}).get('launcher', '?')}",
+    "cuda_build": (
+        lambda run: (
+            str(run.environment.get("packages", {}).get("torch", "")).partition("+")[2]
+            or "not in the version"
+        )
+    ),
+    "visible": lambda run: (
+        f"device {facts(run).get('device', '?')},"
+        f" {plural(len(run.environment.get('gpus', ())), 'GPU')}"
+    ),
+    "ranks": lambda run: (
+        f"{run.config.get('world_size', '?')} ranks by"
+        f" {run.config.get('supervision', {}).get('launcher', '?')}"
+    ),
 }
 _MORE: dict[str, tuple[str, Read]] = {
-    "file system": ("not stated", lambda run: str(run.environment.get("file_system", {}).get("type", NONE))),
-    "code revision": ("not stated", lambda run: f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()),
+    "file system": (
+        "not stated",
+        lambda run: str(run.environment.get("file_system", {}).get("type", NONE)),
+    ),
+    "code revision": (
+        "not stated",
+        lambda run: (
+            f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()
+        ),
+    ),
 }
 
 
 @dataclass(frozen=True)
 class _Logged:
-    """A row of table 1. `purpose`: in the published table. `file`, `fields`: where it stands here, the first with `N` and `R` for attempt and rank;
-    `differs`: what it is otherwise here."""
+    """A row of table 1. `purpose`: in the published table. `file`, `fields`: where it stands here,
+    the first with `N` and `R` for attempt and rank;
+    `differs`: what it is otherwise here.
+    """
 
     name: str
     purpose: str
@@ -76,29 +131,62 @@ LOGGED = (
     _Logged("global_step", "progress; boundaries of restarts", _RANK, ("global_step",)),
     _Logged("epoch, cursor_step", "which window of samples", _RANK, ("epoch", "cursor_step")),
     _Logged(
-        *("sample_ids_hash/count", "what was consumed, without the ids", _RANK, ("sample_ids_hash", "sample_ids_count")),
+        *(
+            "sample_ids_hash/count",
+            "what was consumed, without the ids",
+            _RANK,
+            ("sample_ids_hash", "sample_ids_count"),
+        ),
         "SHA-256 of the ids in order, and a digest of the inputs beside it",
     ),
     _Logged("world_size, rank", "ranks held against each other", _RANK, ("world_size", "rank")),
-    _Logged("loss", "trajectory and divergence", _RANK, ("loss",), "at full precision, so that equal means equal"),
     _Logged(
-        *("checkpoint_rank0.jsonl", "snapshot, write, enqueue, backpressure, stall", _SAVES, ("event", "global_step", "snapshot_s")),
+        "loss",
+        "trajectory and divergence",
+        _RANK,
+        ("loss",),
+        "at full precision, so that equal means equal",
+    ),
+    _Logged(
+        *(
+            "checkpoint_rank0.jsonl",
+            "snapshot, write, enqueue, backpressure, stall",
+            _SAVES,
+            ("event", "global_step", "snapshot_s"),
+        ),
         "an event a line, each save ended once",
     ),
-    _Logged("supervisor.json", "attempts, restarts, how it ended", "supervisor.json", ("attempts", "terminal_status"), "sessions and signals too"),
+    _Logged(
+        "supervisor.json",
+        "attempts, restarts, how it ended",
+        "supervisor.json",
+        ("attempts", "terminal_status"),
+        "sessions and signals too",
+    ),
 )
 
 
 def table1(experiment: Experiment) -> PublishedTable:
-    """The fields that the published table of logs names, where each stands here, and in how many runs it was found."""
+    """The fields that the published table of logs names, where each stands here, and in how many
+    runs it was found.
+    """
     rows = []
     for each in LOGGED:
-        due = [run for run in experiment.runs if each.file != _SAVES or run.checkpoints]  # a run without checkpoints logs none
+        # a run without checkpoints logs none
+        due = [run for run in experiment.runs if each.file != _SAVES or run.checkpoints]
         having = sum(each.in_run(run) for run in due)
-        differs = each.differs if having == len(due) else f"missing in {len(due) - having} of {plural(len(due), 'run')}"
+        differs = (
+            each.differs
+            if having == len(due)
+            else f"missing in {len(due) - having} of {plural(len(due), 'run')}"
+        )
         rows.append((each.name, each.purpose, ", ".join(each.fields), each.file, having, differs))
     note = "NN: the attempt, R: the rank. What else is logged: docs/decisions/event-schema.md."
-    return PublishedTable("table1", Table(f"Table 1: logged fields ({experiment.scale})", COLUMNS1, tuple(rows), note), experiment.setting)
+    return PublishedTable(
+        "table1",
+        Table(f"Table 1: logged fields ({experiment.scale})", COLUMNS1, tuple(rows), note),
+        experiment.setting,
+    )
 
 
 def table2(experiment: Experiment) -> PublishedTable:
@@ -109,10 +197,22 @@ def table2(experiment: Experiment) -> PublishedTable:
     for label, published, read in items:
         values = list(dict.fromkeys(printable(read(run)) for run in runs))
         measured = "; ".join(values) or NONE
-        verdict = NONE if published == "not stated" or not values else "nothing" if values == [published] else "differs"
-        rows.append((label, published, measured, Cell(len(runs), text=plural(len(runs), "run")), verdict))
+        verdict = (
+            NONE
+            if published == "not stated" or not values
+            else "nothing"
+            if values == [published]
+            else "differs"
+        )
+        rows.append(
+            (label, published, measured, Cell(len(runs), text=plural(len(runs), "run")), verdict)
+        )
     note = "The published runs used four of six GPUs of two kinds, and it is not said which."
-    return PublishedTable("table2", Table(f"Table 2: environment ({experiment.scale})", COLUMNS2, tuple(rows), note), experiment.setting)
+    return PublishedTable(
+        "table2",
+        Table(f"Table 2: environment ({experiment.scale})", COLUMNS2, tuple(rows), note),
+        experiment.setting,
+    )
 
 
 def table3(experiment: Experiment) -> PublishedTable:
@@ -130,16 +230,41 @@ def table3(experiment: Experiment) -> PublishedTable:
     rows = [_axis(key, found, missing) for (key, found), missing in lines]
     finished = sum(run.counted is not None for run in runs)
     left = "nothing" if finished == len(runs) else f"{len(runs) - finished} unfinished"
-    rows.append(("finished runs", None, PUBLISHED.table3["runs"].count, _statuses(runs), finished, "completion accounting", left))
+    rows.append(
+        (
+            "finished runs",
+            None,
+            PUBLISHED.table3["runs"].count,
+            _statuses(runs),
+            finished,
+            "completion accounting",
+            left,
+        )
+    )
     there = ", ".join(f"{status} {number}" for status, number in PUBLISHED.manifest.items())
-    note = f"The published matrix is {PUBLISHED.exp4_prefix}; its manifest counts suites ({there}) and averages both kinds. {_reuse(runs)}"
-    title = f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand ({experiment.scale})"
-    return PublishedTable("table3", Table(title, COLUMNS3, tuple(rows), " ".join([note, *experiment.remarks()])), experiment.setting)
+    note = (
+        f"The published matrix is {PUBLISHED.exp4_prefix}; its manifest counts suites ({there}) and"
+        f" averages both kinds. {_reuse(runs)}"
+    )
+    title = (
+        f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand"
+        f" ({experiment.scale})"
+    )
+    return PublishedTable(
+        "table3",
+        Table(title, COLUMNS3, tuple(rows), " ".join([note, *experiment.remarks()])),
+        experiment.setting,
+    )
 
 
 def _axis(key: str, found: Sequence[str], missing: str) -> Row:
     axis = PUBLISHED.table3[key]
-    names = {"units": "run units", "runs": "seed-runs", "failure": "failure schedule", "dataset": "data set"}
+    names = {
+        "units": "run units",
+        "runs": "seed-runs",
+        "failure": "failure schedule",
+        "dataset": "data set",
+    }
     listed_here = None if key in ("units", "runs") else "; ".join(map(printable, found))
     return names.get(key, key), axis.values, axis.count, listed_here, len(found), axis.role, missing
 
@@ -147,16 +272,31 @@ def _axis(key: str, found: Sequence[str], missing: str) -> Row:
 def _missing(experiment: Experiment) -> list[str]:
     """What is not at hand, by axis of table 3."""
     here = [values for values in SUITES if values.suite in experiment.present]
-    gone = [sorted({getattr(v, axis) for v in SUITES} - {getattr(v, axis) for v in here}) for axis in ("dataset", "model", "failure")]
+    gone = [
+        sorted({getattr(v, axis) for v in SUITES} - {getattr(v, axis) for v in here})
+        for axis in ("dataset", "model", "failure")
+    ]
     variants = {run.variant for run in experiment.runs}
     units = {(run.suite, run.variant) for run in experiment.runs}
-    lacking = [f"{values.suite} {arm}" for values in here for arm in ("ref", "blk", "ovl") if (values.suite, arm) not in units]
+    lacking = [
+        f"{values.suite} {arm}"
+        for values in here
+        for arm in ("ref", "blk", "ovl")
+        if (values.suite, arm) not in units
+    ]
     beyond = sorted(variants - {"ref", "blk", "ovl"})
-    arms = [f"{arm} missing" for arm in ("ref", "blk", "ovl") if arm not in variants] + [f"{arm} besides" for arm in beyond]
+    arms = [f"{arm} missing" for arm in ("ref", "blk", "ovl") if arm not in variants] + [
+        f"{arm} besides" for arm in beyond
+    ]
     texts = [", ".join(f"{name} missing" for name in names) for names in gone] + [", ".join(arms)]
-    texts += [f"missing: {', '.join(experiment.missing)}" if experiment.missing else "", f"missing: {', '.join(lacking)}" if lacking else ""]
+    texts += [
+        f"missing: {', '.join(experiment.missing)}" if experiment.missing else "",
+        f"missing: {', '.join(lacking)}" if lacking else "",
+    ]
     runs, wanted = len(experiment.runs), PUBLISHED.table3["runs"].count
-    return [text or "nothing" for text in texts] + ["nothing" if runs == wanted else f"{runs} instead of {wanted}"]
+    return [text or "nothing" for text in texts] + [
+        "nothing" if runs == wanted else f"{runs} instead of {wanted}"
+    ]
 
 
 def _statuses(runs: Sequence[Run]) -> str:
@@ -166,34 +306,66 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 
 def _reuse(runs: Sequence[Run]) -> str:
-    """Whether runs of different code or machines are mixed: from the manifest's reused runs and the runs' records."""
-    mixed = [run.name for run in runs if run.input.manifest_row.get("reason", "").startswith("mixed")]
+    """Whether runs of different code or machines are mixed: from the manifest's reused runs and the
+    runs' records.
+    """
+    mixed = [
+        run.name for run in runs if run.input.manifest_row.get("reason", "").startswith("mixed")
+    ]
     known = [run for run in runs if run.environment]
     others = sorted({key for run in known for key in pooling_obstacles(known[0], run)})
-    told = [f"{plural(len(mixed), 'run')} reused in spite of another code or machine (manifest: mixed)"] if mixed else []
+    told = (
+        [
+            f"{plural(len(mixed), 'run')} reused in spite of another code or machine (manifest:"
+            " mixed)"
+        ]
+        if mixed
+        else []
+    )
     told += [f"runs differ in {listed(others)}"] if others else []
-    return f"Here {listed(told)}." if told else "Here all runs are of one code, one machine and one scale." if known else ""
+    return (
+        f"Here {listed(told)}."
+        if told
+        else "Here all runs are of one code, one machine and one scale."
+        if known
+        else ""
+    )
 
 
 def table4(experiment: Experiment) -> PublishedTable:
-    """Published factors, then every other key that differs between the runs; roles come from the runs' configurations."""
+    """Published factors, then every other key that differs between the runs; roles come from the
+    runs' configurations.
+    """
     known = [
-        facts(run) | {"seed": run.seed} | ({"checkpoint.strategy": run.config["checkpoint"]["strategy"]} if run.config else {})
+        facts(run)
+        | {"seed": run.seed}
+        | ({"checkpoint.strategy": run.config["checkpoint"]["strategy"]} if run.config else {})
         for run in experiment.runs
     ]
     differing: dict[str, list[str]] = {}
     for difference in experiment.differs_in(experiment.present):
         differing.setdefault(difference.key, []).append(str(difference))
-    rows = [_factor(key, _values(known, key), _role(key, known, experiment.runs), differing) for key in PUBLISHED.table4]
+    rows = [
+        _factor(key, _values(known, key), _role(key, known, experiment.runs), differing)
+        for key in PUBLISHED.table4
+    ]
     others = [key for key in WORDS if key not in PUBLISHED.table4 and len(_values(known, key)) > 1]
-    rows += [(WORDS[key], "not named", None, "varied", "; ".join(_values(known, key)), "varied here") for key in others]
-    note = "The published text calls the seed fixed (section 5.3); its table counts three of them. Arms without failures have no failure steps."
+    rows += [
+        (WORDS[key], "not named", None, "varied", "; ".join(_values(known, key)), "varied here")
+        for key in others
+    ]
+    note = (
+        "The published text calls the seed fixed (section 5.3); its table counts three of them."
+        " Arms without failures have no failure steps."
+    )
     title = f"Table 4: controlled and varied factors ({experiment.scale})"
     return PublishedTable("table4", Table(title, COLUMNS4, tuple(rows), note), experiment.setting)
 
 
 def _role(key: str, known: Sequence[dict[str, Any]], runs: Sequence[Run]) -> str:
-    """Whether `key` differs between the runs; seeds are controlled if every arm has the same ones."""
+    """Whether `key` differs between the runs; seeds are controlled if every arm has the same
+    ones.
+    """
     if key != "seed":
         return "varied" if len(_values(known, key)) > 1 else "controlled"
     by_arm: dict[tuple[str, str], set[str]] = {}
@@ -206,11 +378,22 @@ def _factor(key: str, values: Sequence[str], here: str, differing: dict[str, lis
     there = PUBLISHED.table4[key]
     told = [f"{there.role} there, {here} here"] if there.role != here else []
     told += differing.get(key, [])
-    return there.label, there.role, there.treatment, here, "; ".join(values), "; ".join(told) or "nothing"
+    return (
+        there.label,
+        there.role,
+        there.treatment,
+        here,
+        "; ".join(values),
+        "; ".join(told) or "nothing",
+    )
 
 
 def _values(known: Sequence[dict[str, Any]], key: str) -> list[str]:
-    return list(dict.fromkeys(shown(item[key]) for item in known if key in item and item[key] not in ([], ())))
+    return list(
+        dict.fromkeys(
+            shown(item[key]) for item in known if key in item and item[key] not in ([], ())
+        )
+    )
 
 
 def _distinct(runs: Sequence[Run], read: Read) -> list[str]:
@@ -218,4 +401,8 @@ def _distinct(runs: Sequence[Run], read: Read) -> list[str]:
 
 
 def _cores(cpu: dict[str, Any]) -> str:
-    return f"{cpu.get('physical', '?')} physical cores, {cpu.get('logical', '?')} logical CPUs" if cpu else NONE
+    return (
+        f"{cpu.get('physical', '?')} physical cores, {cpu.get('logical', '?')} logical CPUs"
+        if cpu
+        else NONE
+    )

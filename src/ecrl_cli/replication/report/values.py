@@ -13,7 +13,9 @@ from ecrl_cli.config.codec import decode
 
 @dataclass(frozen=True)
 class SuiteValues:
-    """A suite's row of Tables 6 and 8. Goodputs in steps/s, gains and drops in percent, stalls and walls in seconds; changes are ovl - blk."""
+    """A suite's row of Tables 6 and 8. Goodputs in steps/s, gains and drops in percent, stalls and
+    walls in seconds; changes are ovl - blk.
+    """
 
     dataset: str
     model: str
@@ -36,7 +38,9 @@ class SuiteValues:
 
 @dataclass(frozen=True)
 class ArmValues:
-    """A row of table 5. `difference`: under "Ovl-Block", in percent, percentage points, else the measure's unit."""
+    """A row of table 5. `difference`: under "Ovl-Block", in percent, percentage points, else the
+    measure's unit.
+    """
 
     ref: float
     blk: float
@@ -50,7 +54,9 @@ class ArmValues:
 
 @dataclass(frozen=True)
 class SliceValues:
-    """A row of Table 7: overlapped against blocking in percent, stall in seconds, mean absolute loss difference."""
+    """A row of Table 7: overlapped against blocking in percent, stall in seconds, mean absolute
+    loss difference.
+    """
 
     axis: str
     group: str
@@ -104,7 +110,9 @@ class Part:
 
 @dataclass(frozen=True)
 class ExperimentValues:
-    """An experiment of the project report. Goodputs in steps/s by arm; `drops`: printed percentages; `divergence`: distances to the reference."""
+    """An experiment of the project report. Goodputs in steps/s by arm; `drops`: printed
+    percentages; `divergence`: distances to the reference.
+    """
 
     ident: str
     title: str
@@ -155,12 +163,17 @@ class Values:
     settings: dict[str, dict[str, PublishedSetting]]
 
 
-PUBLISHED = decode(Values, yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8")))
+PUBLISHED = decode(
+    Values, yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+)
 SUITES = PUBLISHED.suites
 BY_SUITE = {values.suite: values for values in SUITES}
 BY_EXPERIMENT = {values.ident: values for values in PUBLISHED.experiments}
-ARMS = {"exp4": ("ref", "blk", "ovl")} | {ident: tuple(values.goodput) for ident, values in BY_EXPERIMENT.items()}
-EXPERIMENTS = {ident: ident for ident in ARMS} | dict.fromkeys(BY_SUITE, "exp4")  # by suite, the published experiment that it belongs to
+ARMS = {"exp4": ("ref", "blk", "ovl")} | {
+    ident: tuple(values.goodput) for ident, values in BY_EXPERIMENT.items()
+}
+# by suite, the published experiment that it belongs to
+EXPERIMENTS = {ident: ident for ident in ARMS} | dict.fromkeys(BY_SUITE, "exp4")
 
 
 def published_setting(suite: str) -> dict[str, PublishedSetting]:

@@ -1,7 +1,7 @@
 """Exports each figure as SVG for the page (slimmed, with theme colours), PNG and PDF.
 
-seaborn (`figures.plots`) and matplotlib draw on figures created here, never on pyplot's current one: no global state, no window system.
-`set_tooltip` gives an artist its tooltip in the page.
+seaborn (`figures.plots`) and matplotlib draw on figures created here, never on pyplot's current
+one: no global state, no window system. `set_tooltip` gives an artist its tooltip in the page.
 """
 
 from __future__ import annotations
@@ -68,22 +68,36 @@ class Picture:
 
 def picture_files(pictures: Iterable[Picture]) -> dict[str, bytes]:
     """The files of the pictures by their path in the report's folder."""
-    return {f"figures/{picture.name}.{kind}": data for picture in pictures for kind, data in (("png", picture.png), ("pdf", picture.pdf))}
+    return {
+        f"figures/{picture.name}.{kind}": data
+        for picture in pictures
+        for kind, data in (("png", picture.png), ("pdf", picture.pdf))
+    }
 
 
 def legend_name(label: str) -> str:
-    """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space is put before it."""
-    return printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1) if label.startswith("_") else printable(label)
+    """A legend label; matplotlib drops labels that begin with an underscore, so a zero-width space
+    is put before it.
+    """
+    return (
+        printable(label).replace("_", "\N{ZERO WIDTH SPACE}_", 1)
+        if label.startswith("_")
+        else printable(label)
+    )
 
 
 def set_tooltip(artist: Artist, text: str) -> None:
-    """Shows `text` as a tooltip over `artist` in the page. It is stored as hexadecimal in the SVG id, so that no text can break out of the markup."""
+    """Shows `text` as a tooltip over `artist` in the page. It is stored as hexadecimal in the SVG
+    id, so that no text can break out of the markup.
+    """
     artist.set_gid("say-" + minus(printable(text)).encode().hex())
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure to be drawn. `draw` returns None if there is nothing to show. `in_page`: also export SVG."""
+    """A figure to be drawn. `draw` returns None if there is nothing to show. `in_page`: also export
+    SVG.
+    """
 
     name: str
     title: str
@@ -92,7 +106,9 @@ class FigureSpec:
 
 
 def load_libraries() -> None:
-    """Imports what draws, which takes most of a second: before workers are forked, so that they need not."""
+    """Imports what draws, which takes most of a second: before workers are forked, so that they
+    need not.
+    """
     import seaborn  # noqa: F401
 
 
@@ -113,7 +129,9 @@ def _drawn(spec: FigureSpec) -> Picture | None:
 
 
 def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> Picture:
-    """Renders `figure` in each format under its title; the layout is computed once, and invisible tooltip targets are kept in the SVG only."""
+    """Renders `figure` in each format under its title; the layout is computed once, and invisible
+    tooltip targets are kept in the SVG only.
+    """
     _head(figure, title)
     engine = figure.get_layout_engine()
     if engine:
@@ -127,18 +145,26 @@ def picture(name: str, title: str, figure: Figure, *, in_page: bool = True) -> P
 
 
 def _head(figure: Figure, title: str) -> None:
-    """Puts `title` above all axes, in a strip added to the figure; without a layout engine the axes keep their size."""
+    """Puts `title` above all axes, in a strip added to the figure; without a layout engine the axes
+    keep their size.
+    """
     text = textwrap.fill(printable(title), TITLE_WIDTH)
     before, strip = figure.get_figheight(), 0.22 * (text.count("\n") + 1)
     figure.set_figheight(before + strip)
     if figure.get_layout_engine() is None:
         kept = before / (before + strip)
-        figure.subplots_adjust(top=figure.subplotpars.top * kept, bottom=figure.subplotpars.bottom * kept)
-    place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}  # a layout engine makes room for the title only if it places it
-    figure.suptitle(text, x=0.01, ha="left", va="top", fontsize=10, fontweight="bold", color=INK.light, **place)
+        figure.subplots_adjust(
+            top=figure.subplotpars.top * kept, bottom=figure.subplotpars.bottom * kept
+        )
+    # a layout engine makes room for the title only if it places it
+    place = {} if figure.get_layout_engine() else {"y": 1 - 0.05 / (before + strip)}
+    figure.suptitle(
+        text, x=0.01, ha="left", va="top", fontsize=10, fontweight="bold", color=INK.light, **place
+    )
 
 
-# Each back end is called directly: Figure.savefig draws the figure an extra time, a third of the total.
+# Each back end is called directly: Figure.savefig draws the figure an extra time, a third of the
+# total.
 def _svg(figure: Figure) -> bytes:
     file, canvas = io.BytesIO(), FigureCanvasSVG(figure)
     paper, edge, dpi = figure.get_facecolor(), figure.get_edgecolor(), figure.dpi
@@ -167,16 +193,23 @@ def _pdf(figure: Figure) -> bytes:
 
 
 def slim(svg: str, title: str) -> str:
-    """Slims matplotlib's SVG for embedding in the page: no prologue, metadata or styles, short numbers, colours as CSS variables."""
+    """Slims matplotlib's SVG for embedding in the page: no prologue, metadata or styles, short
+    numbers, colours as CSS variables.
+    """
     body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL
+    )
     body = re.sub(r"<g id=\"(?!say-)[^\"]*\"", "<g", body)
     body = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", body, count=1)
     body = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", body, count=1)
-    body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = re.sub(
+        r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), body
+    )
     body = re.sub(r"\s*\n\s*", "\n", body)
     body = themed(body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1))
-    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _with_tooltip, body)  # last: tooltip texts must not be changed
+    # last: tooltip texts must not be changed
+    return re.sub(r"<g id=\"say-([0-9a-f]*)\"([^>]*)>", _with_tooltip, body)
 
 
 def _with_tooltip(group: re.Match[str]) -> str:

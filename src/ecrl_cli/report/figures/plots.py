@@ -1,7 +1,9 @@
-"""The plots of all figures, with seaborn: a frame has one row per mark, and each mark is a separate artist with its own tooltip.
+"""The plots of all figures, with seaborn: a frame has one row per mark, and each mark is a separate
+artist with its own tooltip.
 
-seaborn and pandas are imported where a figure is drawn: they take a second, and bad input should fail before that.
-Bars and intervals show what `metrics.statistics` computed; seaborn's own intervals are bootstrapped and would differ.
+seaborn and pandas are imported where a figure is drawn: they take a second, and bad input should
+fail before that. Bars and intervals show what `metrics.statistics` computed; seaborn's own
+intervals are bootstrapped and would differ.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ END_COLUMNS = ["row", "low", "high", "colour"]
 
 
 def name_rows(axes: Axes, rows: Sequence[tuple[float, str]], end: float) -> None:
-    """Names the `rows` (position and label), counted from the top to `end`, in place of a scale: no grid lines, no spine beside them."""
+    """Names the `rows` (position and label), counted from the top to `end`, in place of a scale: no
+    grid lines, no spine beside them.
+    """
     axes.set_yticks([at for at, _ in rows], [label for _, label in rows])
     axes.set_ylim(end - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
@@ -35,7 +39,9 @@ def name_rows(axes: Axes, rows: Sequence[tuple[float, str]], end: float) -> None
 
 
 def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` axes, `height` inches each, in at most two columns; the first one is at the left edge."""
+    """A figure with `count` axes, `height` inches each, in at most two columns; the first one is at
+    the left edge.
+    """
     columns = min(2, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH, height * rows + 0.4), layout="constrained")
@@ -46,7 +52,9 @@ def panels(count: int, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
-    """Horizontal bars, `thick` rows high: `frame` has BAR_COLUMNS. `rows`: number of rows, including those without a bar."""
+    """Horizontal bars, `thick` rows high: `frame` has BAR_COLUMNS. `rows`: number of rows,
+    including those without a bar.
+    """
     import seaborn as sns
 
     frame = _finite(frame, ["value"])
@@ -55,9 +63,21 @@ def bars(axes: Axes, frame: pd.DataFrame, rows: int, thick: float) -> None:
     palette = {colour: colour for colour in frame["colour"]}
     with _own_frame(axes):
         sns.barplot(
-            frame, x="value", y="row", hue="colour", palette=palette, order=range(rows), orient="y", width=thick, dodge=False,
-            errorbar=None, saturation=1, linewidth=0, legend=False, ax=axes,
-        )  # fmt: skip
+            frame,
+            x="value",
+            y="row",
+            hue="colour",
+            palette=palette,
+            order=range(rows),
+            orient="y",
+            width=thick,
+            dodge=False,
+            errorbar=None,
+            saturation=1,
+            linewidth=0,
+            legend=False,
+            ax=axes,
+        )
     labels = dict(zip(frame["row"], frame["says"], strict=True))
     for bar in drawn_bars(axes):
         set_tooltip(bar, labels[round(middle(bar))])
@@ -74,23 +94,38 @@ def middle(bar: Rectangle) -> float:
 
 
 def marks(axes: Axes, frame: pd.DataFrame, **style: Any) -> None:
-    """A marker per row of `frame`, which has MARK_COLUMNS. Not a scatter plot: its points would share one artist and could have no own tooltips."""
+    """A marker per row of `frame`, which has MARK_COLUMNS. Not a scatter plot: its points would
+    share one artist and could have no own tooltips.
+    """
     frame = _finite(frame, ["x", "y"])
     frame["line"] = range(len(frame))
-    for line, text in zip(_lines(axes, frame, list(frame["colour"]), linestyle="none", **style), frame["says"], strict=True):
+    for line, text in zip(
+        _lines(axes, frame, list(frame["colour"]), linestyle="none", **style),
+        frame["says"],
+        strict=True,
+    ):
         set_tooltip(line, text)
 
 
 def intervals(axes: Axes, frame: pd.DataFrame, linewidth: float) -> None:
-    """A line from `low` to `high` for each row of `frame`, which has END_COLUMNS; rows without an interval are skipped."""
+    """A line from `low` to `high` for each row of `frame`, which has END_COLUMNS; rows without an
+    interval are skipped.
+    """
     frame = _finite(frame, ["low", "high"])
     frame["line"] = range(len(frame))
     ends = frame.melt(["row", "line"], ["low", "high"], value_name="x").rename(columns={"row": "y"})
     _lines(axes, ends, list(frame["colour"]), linewidth=linewidth, solid_capstyle="butt")
 
 
-def curves(axes: Axes, points: Sequence[Sequence[tuple[float, float]]], colours: Sequence[str], widths: Sequence[float]) -> dict[int, Line2D]:
-    """A curve for each of `points`; returns the lines by index. The first is drawn at the bottom; empty curves are left out."""
+def curves(
+    axes: Axes,
+    points: Sequence[Sequence[tuple[float, float]]],
+    colours: Sequence[str],
+    widths: Sequence[float],
+) -> dict[int, Line2D]:
+    """A curve for each of `points`; returns the lines by index. The first is drawn at the bottom;
+    empty curves are left out.
+    """
     import pandas as pd
 
     tidy = [(number, x, y) for number, curve in enumerate(points) for x, y in curve]
@@ -111,7 +146,19 @@ def _lines(axes: Axes, frame: pd.DataFrame, colours: Sequence[str], **style: Any
     palette = {number: colours[number] for number in frame["line"].unique().tolist()}
     style = {"markeredgecolor": "auto", "markeredgewidth": 1.0} | style
     with _own_frame(axes):
-        sns.lineplot(frame, x="x", y="y", hue="line", palette=palette, estimator=None, errorbar=None, sort=False, legend=False, ax=axes, **style)
+        sns.lineplot(
+            frame,
+            x="x",
+            y="y",
+            hue="line",
+            palette=palette,
+            estimator=None,
+            errorbar=None,
+            sort=False,
+            legend=False,
+            ax=axes,
+            **style,
+        )
     return list(axes.lines)[before:]
 
 

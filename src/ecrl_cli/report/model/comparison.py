@@ -11,7 +11,13 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import listed, plural
 from ecrl_cli.report.model.arms import Arm, arms_of
 from ecrl_cli.report.model.run_record import Metrics, Run
-from ecrl_cli.report.model.suite_gates import all_passed, gates_of, only_unverified, pooling_obstacles, shares_gpu
+from ecrl_cli.report.model.suite_gates import (
+    all_passed,
+    gates_of,
+    only_unverified,
+    pooling_obstacles,
+    shares_gpu,
+)
 
 ALL = "all suites"
 EVERY = "all pairs"  # of an axis, over all others
@@ -19,9 +25,11 @@ EVERY = "all pairs"  # of an axis, over all others
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of others, and how they are counted.
+    """All runs, in the order found; `gates` by suite. `notes`: which runs are copies or repeats of
+    others, and how they are counted.
 
-    `arms`: of the counted runs, and of the references that serve as `ref`, which are not among the runs.
+    `arms`: of the counted runs, and of the references that serve as `ref`, which are not among the
+    runs.
     """
 
     runs: tuple[Run, ...]
@@ -64,14 +72,24 @@ class Comparison:
 
     @cached_property
     def why_not_pooled(self) -> str:
-        """Why the suites that passed are not pooled, in words (machine, versions or scale differ); empty if nothing does."""
+        """Why the suites that passed are not pooled, in words (machine, versions or scale differ);
+        empty if nothing does.
+        """
         firsts = [next(run for run in self.counted if run.suite == suite) for suite in self.passed]
-        found = [(run.suite, what) for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))]
-        return f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}" if found else ""
+        found = [
+            (run.suite, what) for run in firsts[1:] if (what := pooling_obstacles(firsts[0], run))
+        ]
+        return (
+            f"{found[0][0]} has another {listed(found[0][1])} than {firsts[0].suite}"
+            if found
+            else ""
+        )
 
     @property
     def pooled_suites(self) -> tuple[str, ...]:
-        """The suites that are pooled: those that passed, if there are several, all of the same machine, code and scale."""
+        """The suites that are pooled: those that passed, if there are several, all of the same
+        machine, code and scale.
+        """
         return tuple(self.passed) if len(self.passed) > 1 and not self.why_not_pooled else ()
 
     @cached_property
@@ -81,12 +99,19 @@ class Comparison:
         for arm in self.arms:
             if arm.suite in self.pooled_suites:
                 members.setdefault(arm.label, []).append(arm)
-        runs = {label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()}
-        return tuple(Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings) for label, arms in members.items())
+        runs = {
+            label: tuple(run for arm in arms for run in arm.runs) for label, arms in members.items()
+        }
+        return tuple(
+            Arm(ALL, arms[0].variant, label, runs[label], settings=arms[0].settings)
+            for label, arms in members.items()
+        )
 
     @property
     def without_references(self) -> Comparison:
-        """The same without the references that were trained beside the runs: they save less than a `ref` does."""
+        """The same without the references that were trained beside the runs: they save less than a
+        `ref` does.
+        """
         return replace(self, arms=tuple(arm for arm in self.arms if not arm.is_reference))
 
     @property
@@ -102,16 +127,34 @@ class Comparison:
 
     @property
     def overall(self) -> list[tuple[str, tuple[str, ...]]]:
-        """The scopes that represent the whole report: the pooled suites together, else each suite that passed."""
-        return [(ALL, self.pooled_suites)] if self.pooled_suites else [(suite, (suite,)) for suite in self.passed]
+        """The scopes that represent the whole report: the pooled suites together, else each suite
+        that passed.
+        """
+        return (
+            [(ALL, self.pooled_suites)]
+            if self.pooled_suites
+            else [(suite, (suite,)) for suite in self.passed]
+        )
 
     def scale(self, suites: Sequence[str] | None = None) -> str:
-        """The scales of the runs of `suites` (None: all), in words; with a remark if ranks shared a GPU."""
+        """The scales of the runs of `suites` (None: all), in words; with a remark if ranks shared a
+        GPU.
+        """
         key = ("scale", *(("",) if suites is None else ("of", *suites)))
         if key not in self.memo:
-            runs = [run for run in self.counted if run.metrics and (suites is None or run.suite in suites)]
+            runs = [
+                run
+                for run in self.counted
+                if run.metrics and (suites is None or run.suite in suites)
+            ]
             gpu = " (ranks share a GPU over gloo)"
-            self.memo[key] = listed(list(dict.fromkeys(run.metrics.scale + gpu * shares_gpu(run) for run in runs if run.metrics)))
+            self.memo[key] = listed(
+                list(
+                    dict.fromkeys(
+                        run.metrics.scale + gpu * shares_gpu(run) for run in runs if run.metrics
+                    )
+                )
+            )
         return str(self.memo[key])
 
     def of(self, suite: str) -> list[Arm]:
@@ -127,15 +170,23 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: every gate of every suite passed; 3: only verdicts are missing or unknown; 1: a gate failed."""
+        """0: every gate of every suite passed; 3: only verdicts are missing or unknown; 1: a gate
+        failed.
+        """
         if all(all_passed(gates) for gates in self.gates.values()):
             return 0
         runs = {suite: [run for run in self.runs if run.suite == suite] for suite in self.gates}
-        return 3 if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items()) else 1
+        return (
+            3
+            if all(only_unverified(gates, runs[suite]) for suite, gates in self.gates.items())
+            else 1
+        )
 
 
 def compare(recorded: Sequence[Run], references: Sequence[Run] = ()) -> Comparison:
-    """Compares the runs suite by suite, and with their `references`; copies of a recording count once."""
+    """Compares the runs suite by suite, and with their `references`; copies of a recording count
+    once.
+    """
     runs, notes = without_copies(recorded)
     suites = list(dict.fromkeys(run.suite for run in runs))
     gates = {suite: gates_of([run for run in runs if run.suite == suite], runs) for suite in suites}
@@ -146,8 +197,9 @@ def compare(recorded: Sequence[Run], references: Sequence[Run] = ()) -> Comparis
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], tuple[str, ...]]:
     """`runs` without copies of a recording, and sentences on the others.
 
-    Copies have the same start of their first supervisor, on two clocks. If all records are equal, the first is kept. If not, one was changed or
-    both were continued, and none is counted. Two recordings of one run id and suite with different starts are repeats: both count.
+    Copies have the same start of their first supervisor, on two clocks. If all records are equal,
+    the first is kept. If not, one was changed or both were continued, and none is counted. Two
+    recordings of one run id and suite with different starts are repeats: both count.
     """
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -169,7 +221,8 @@ def _of_one_recording(members: list[Run]) -> tuple[list[Run], list[str]]:
         by_content.setdefault(run.recording.content if run.recording else "", []).append(run)
     firsts = [alike[0] for alike in by_content.values()]
     notes = [
-        f"{listed([run.name for run in alike[1:]])} {'is a copy' if len(alike) == 2 else 'are copies'} of {alike[0].name}: counted once."
+        f"{listed([run.name for run in alike[1:]])}"
+        f" {'is a copy' if len(alike) == 2 else 'are copies'} of {alike[0].name}: counted once."
         for alike in by_content.values()
         if len(alike) > 1
     ]
@@ -177,7 +230,10 @@ def _of_one_recording(members: list[Run]) -> tuple[list[Run], list[str]]:
         return firsts, notes
     names = listed([run.name for run in firsts])
     reason = f"{names} are copies of one recording that differ"
-    return [replace(run, reason=run.reason or reason) for run in firsts], [*notes, f"{reason}: none of them is counted."]
+    return [replace(run, reason=run.reason or reason) for run in firsts], [
+        *notes,
+        f"{reason}: none of them is counted.",
+    ]
 
 
 def _repeats(runs: Sequence[Run]) -> list[str]:
@@ -186,7 +242,8 @@ def _repeats(runs: Sequence[Run]) -> list[str]:
         if run.recording and run.counted:
             by_run.setdefault((run.suite, run.recording.run_id), []).append(run)
     return [
-        f"{listed([run.name for run in found])} are {plural(len(found), 'recording')} of one run: each is counted."
+        f"{listed([run.name for run in found])} are {plural(len(found), 'recording')} of one run:"
+        " each is counted."
         for found in by_run.values()
         if len(found) > 1
     ]

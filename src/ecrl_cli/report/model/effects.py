@@ -1,4 +1,6 @@
-"""The effect of each axis of a sweep, paired over all other axes; its slices by the levels of the others; interactions of two axes."""
+"""The effect of each axis of a sweep, paired over all other axes; its slices by the levels of the
+others; interactions of two axes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one level of an axis does against another one. `whole`: over all pairs of runs that agree in everything else."""
+    """What one level of an axis does against another one. `whole`: over all pairs of runs that
+    agree in everything else.
+    """
 
     level: Level
     base: Level
@@ -63,8 +67,9 @@ class Effect:
 
 @dataclass(frozen=True)
 class Interaction:
-    """How far the effect of `level` against `base` changes from `other_base` to `other`: the ratio of the two ratios, minus 1, over quadruples of
-    runs that agree in everything else. Zero: the two axes act independently.
+    """How far the effect of `level` against `base` changes from `other_base` to `other`: the ratio
+    of the two ratios, minus 1, over quadruples of runs that agree in everything else. Zero: the two
+    axes act independently.
     """
 
     level: Level
@@ -76,7 +81,9 @@ class Interaction:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The runs that may be compared, with their axes. The suite is one only if nothing else tells two runs apart."""
+    """The runs that may be compared, with their axes. The suite is one only if nothing else tells
+    two runs apart.
+    """
 
     comparison: Comparison
     runs: tuple[Run, ...]
@@ -86,7 +93,9 @@ class _Compared:
         return [run for run in self.runs if level.holds(run)]
 
     def pairs(self, level: Level, base: Level) -> list[RunPair]:
-        """Runs that differ in this axis alone, of one machine and version, each in one pair at most."""
+        """Runs that differ in this axis alone, of one machine and version, each in one pair at
+        most.
+        """
         others = [axis for axis in self.axes if axis is not level.axis]
 
         def rest(run: Run) -> Hashable:
@@ -96,7 +105,9 @@ class _Compared:
         return [(a, b) for a, b in found if not pooling_obstacles(a, b)]
 
     def compared_levels(self, axis: Axis) -> list[tuple[Level, Level, list[RunPair]]]:
-        """Each level with the first one before it that it has pairs with; variants as they are compared elsewhere."""
+        """Each level with the first one before it that it has pairs with; variants as they are
+        compared elsewhere.
+        """
         key = ("levels", axis.key)
         if key not in self.comparison.memo:
             self.comparison.memo[key] = self._compared_levels(axis)
@@ -107,16 +118,28 @@ class _Compared:
         levels = [Level(axis, value) for value in axis.levels]
         if axis.key == VARIANT:
             named = {level.value: level for level in levels}
-            wanted = [(named[a], named[b]) for a, b in ARM_PAIRS if a in named and b in named and a != "ref2"]
-            wanted += [(level, levels[0]) for level in levels[1:] if not any(level in both for both in wanted) and level.value != "ref2"]
+            wanted = [
+                (named[a], named[b])
+                for a, b in ARM_PAIRS
+                if a in named and b in named and a != "ref2"
+            ]
+            wanted += [
+                (level, levels[0])
+                for level in levels[1:]
+                if not any(level in both for both in wanted) and level.value != "ref2"
+            ]
             return [(*both, found) for both in wanted if (found := self.pairs(*both))]
         chosen = []
         for place, level in enumerate(levels):
             paired_with = ((level, base, self.pairs(level, base)) for base in levels[:place])
-            chosen += [first] if (first := next((each for each in paired_with if each[2]), None)) else []
+            chosen += (
+                [first] if (first := next((each for each in paired_with if each[2]), None)) else []
+            )
         return chosen
 
-    def contrast(self, level: Level, base: Level, found: Sequence[RunPair], measure: str, scope: str) -> Contrast | None:
+    def contrast(
+        self, level: Level, base: Level, found: Sequence[RunPair], measure: str, scope: str
+    ) -> Contrast | None:
         pair = paired_runs(found, measure)
         if pair is None:
             return None
@@ -127,7 +150,9 @@ class _Compared:
 
 
 def effects(comparison: Comparison, measure: str = "goodput") -> list[Effect]:
-    """The effects of all axes on a measure, over the runs of the suites that passed their gates; none for what has no pairs."""
+    """The effects of all axes on a measure, over the runs of the suites that passed their gates;
+    none for what has no pairs.
+    """
     key = ("effects", measure)
     if key not in comparison.memo:
         comparison.memo[key] = _effects(_compared(comparison), measure)
@@ -140,7 +165,11 @@ def _effects(among: _Compared, measure: str) -> list[Effect]:
     for axis in _shown(among.axes):
         for level, base, found in among.compared_levels(axis):
             whole = among.contrast(level, base, found, measure, EVERY)
-            made += [Effect(level, base, whole, tuple(_slices(among, level, base, found, measure)))] if whole else []
+            made += (
+                [Effect(level, base, whole, tuple(_slices(among, level, base, found, measure)))]
+                if whole
+                else []
+            )
     return made
 
 
@@ -149,14 +178,18 @@ def swept(found: Iterable[Effect]) -> list[Effect]:
     return [effect for effect in found if effect.axis.key != VARIANT]
 
 
-def _slices(among: _Compared, level: Level, base: Level, found: Sequence[RunPair], measure: str) -> Iterable[Slice]:
+def _slices(
+    among: _Compared, level: Level, base: Level, found: Sequence[RunPair], measure: str
+) -> Iterable[Slice]:
     """By each other axis in which the pairs differ, and each of its levels."""
     for axis in _shown(among.axes):
         held = [value for value in axis.levels if any(axis.level(a) == value for a, _ in found)]
         for value in held if axis is not level.axis and len(held) > 1 else ():
             part = Level(axis, value)
             scope = f"{axis.name} {part.short}" if axis.is_named else part.short
-            contrast = among.contrast(level, base, [(a, b) for a, b in found if part.holds(a)], measure, scope)
+            contrast = among.contrast(
+                level, base, [(a, b) for a, b in found if part.holds(a)], measure, scope
+            )
             if contrast:
                 yield Slice(part, contrast)
 
@@ -178,30 +211,60 @@ def _interactions(among: _Compared, measure: str) -> list[Interaction]:
             for other, other_base, _ in second:
                 contrast = _interaction(among, found, (other, other_base), measure)
                 if contrast:
-                    named = replace(contrast, arm=f"{level.short} against {base.short}", base=f"{other.short} instead of {other_base.short}")
+                    named = replace(
+                        contrast,
+                        arm=f"{level.short} against {base.short}",
+                        base=f"{other.short} instead of {other_base.short}",
+                    )
                     made.append(Interaction(level, base, other, other_base, named))
     return made
 
 
-def _interaction(among: _Compared, found: Sequence[RunPair], across: tuple[Level, Level], measure: str) -> Contrast | None:
+def _interaction(
+    among: _Compared, found: Sequence[RunPair], across: tuple[Level, Level], measure: str
+) -> Contrast | None:
     """The ratios of `found` at one level of another axis against those at its base."""
     other, base = across
     axes = {axis.key for axis in among.axes} - {other.axis.key}
 
     def rest(both: RunPair) -> Hashable:
-        return both[0].sweep, both[0].seed, *(run.settings.get(key, "") for run in both for key in sorted(axes))
+        return (
+            both[0].sweep,
+            both[0].seed,
+            *(run.settings.get(key, "") for run in both for key in sorted(axes)),
+        )
 
-    there = {rest(both): ratio for both in found if base.holds(both[0]) and (ratio := _ratio(both, measure))}
-    ratios = [(ratio, there[rest(both)]) for both in found if other.holds(both[0]) and rest(both) in there and (ratio := _ratio(both, measure))]
+    there = {
+        rest(both): ratio
+        for both in found
+        if base.holds(both[0]) and (ratio := _ratio(both, measure))
+    }
+    ratios = [
+        (ratio, there[rest(both)])
+        for both in found
+        if other.holds(both[0]) and rest(both) in there and (ratio := _ratio(both, measure))
+    ]
     if len(ratios) < LEAST_QUADRUPLES:
         return None
     suites = tuple(dict.fromkeys(run.suite for both in found for run in both))
     pair = paired([a for a, _ in ratios], [b for _, b in ratios])
-    return Contrast(other.short, base.short, measure, pair, None, EVERY, suites, len({a.seed for a, _ in found}), among.comparison.scale(suites))
+    return Contrast(
+        other.short,
+        base.short,
+        measure,
+        pair,
+        None,
+        EVERY,
+        suites,
+        len({a.seed for a, _ in found}),
+        among.comparison.scale(suites),
+    )
 
 
 def _ratio(both: RunPair, measure: str) -> float | None:
-    """The measure of the first run over that of the second; None if either has none or it is not positive."""
+    """The measure of the first run over that of the second; None if either has none or it is not
+    positive.
+    """
     values = [MEASURES[measure](run.metrics) if run.metrics else None for run in both]
     above, below = values
     return above / below if above and below and above > 0 and below > 0 else None

@@ -10,7 +10,9 @@ from ecrl_cli.records.digests import fingerprint
 
 @dataclass(frozen=True)
 class Recording:
-    """`start`: boot id, monotonic and wall time of the first supervisor's start. `content`: the fingerprint of all records."""
+    """`start`: boot id, monotonic and wall time of the first supervisor's start. `content`: the
+    fingerprint of all records.
+    """
 
     run_id: str
     start: tuple[str, float, float]
@@ -18,8 +20,14 @@ class Recording:
 
 
 def recording_of(records: RunRecords) -> Recording | None:
-    """Identifies the recording by the start of its first supervisor, which is unique; None if there is none."""
+    """Identifies the recording by the start of its first supervisor, which is unique; None if there
+    is none.
+    """
     if not records.sessions:
         return None
     first = records.sessions[0]
-    return Recording(records.stored.run_id, (first.boot_id, first.started_at, first.time), fingerprint(records.layout))
+    return Recording(
+        records.stored.run_id,
+        (first.boot_id, first.started_at, first.time),
+        fingerprint(records.layout),
+    )

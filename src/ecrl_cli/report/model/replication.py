@@ -1,4 +1,6 @@
-"""What a replication of published work adds to a report: tables, figures and files. Found by name, not imported by the report."""
+"""What a replication of published work adds to a report: tables, figures and files. Found by name,
+not imported by the report.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,17 @@ if TYPE_CHECKING:
     from ecrl_cli.report.figures.export import Picture
     from ecrl_cli.report.tables.table import Table
 
-_REPLICATIONS = Registry("replication", "ecrl.replications", {"published": "ecrl_cli.replication.report.publication:PUBLISHED"})
+_REPLICATIONS = Registry(
+    "replication",
+    "ecrl.replications",
+    {"published": "ecrl_cli.replication.report.publication:PUBLISHED"},
+)
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """`ident`: as in the file names (`table5`, `exp1`). The table's title names the scale, its note the errors in the published numbers.
+    """`ident`: as in the file names (`table5`, `exp1`). The table's title names the scale, its note
+    the errors in the published numbers.
 
     `setting`: how the published setting differs from the measured one.
     """
@@ -29,7 +36,9 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Publication:
-    """`files`: contents by path in the report's folder, including the figures. Empty if no published experiment was repeated."""
+    """`files`: contents by path in the report's folder, including the figures. Empty if no
+    published experiment was repeated.
+    """
 
     files: dict[str, bytes]
     tables: tuple[PublishedTable, ...]
@@ -37,7 +46,8 @@ class Publication:
 
 
 class Replication(Protocol):
-    """The interface of entry points in the group `ecrl.replications`. `experiments`: by suite, the published experiment that it belongs to.
+    """The interface of entry points in the group `ecrl.replications`. `experiments`: by suite, the
+    published experiment that it belongs to.
     `arms`: by experiment, the variants that it compares.
     """
 

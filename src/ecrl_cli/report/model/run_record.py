@@ -1,4 +1,6 @@
-"""One run as the report shows it: metrics, verdict, timeline and records. A run that cannot be read is kept with the reason."""
+"""One run as the report shows it: metrics, verdict, timeline and records. A run that cannot be read
+is kept with the reason.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.metrics.recoveries import Restart, restarts
-from ecrl_cli.records.events import CHECKPOINT_ENDS, COPY_WAIT, CheckpointLine, DiskLine, InjectedFault, SupervisorRecord
+from ecrl_cli.records.events import (
+    CHECKPOINT_ENDS,
+    COPY_WAIT,
+    CheckpointLine,
+    DiskLine,
+    InjectedFault,
+    SupervisorRecord,
+)
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
@@ -36,7 +45,14 @@ from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, worst
 from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
-CHECKPOINT_TIMES = ("snapshot_s", "serialize_s", "enqueue_s", "backpressure_s", "write_s", "stall_s")
+CHECKPOINT_TIMES = (
+    "snapshot_s",
+    "serialize_s",
+    "enqueue_s",
+    "backpressure_s",
+    "write_s",
+    "stall_s",
+)
 _LARGEST = 1e150  # of a held-out loss or perplexity that is averaged: a diverged model has any
 MOST_NAMED = 1000  # ranks of an attempt whose logs are checked for existence
 CHECKPOINT_KEYS = ("submitted", *CHECKPOINT_ENDS, "bytes", *CHECKPOINT_TIMES)
@@ -77,15 +93,23 @@ class Metrics:
     legs: tuple[dict[str, Any], ...] = ()
 
     def held_out(self, measure: str) -> float | None:
-        """What was measured on held-out data at the target; None if nothing was, or it is not finite or too large for the square of it to be."""
+        """What was measured on held-out data at the target; None if nothing was, or it is not
+        finite or too large for the square of it to be.
+        """
         last = self.evaluations[-1] if self.evaluations else {}
         value = last.get(measure) if last.get("global_step") == self.target_steps else None
         return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST else None
 
     @property
     def wall_published_clock_s(self) -> float | None:
-        """Seconds from rank 0's first line to its last (the published clock); None if there is no goodput on that clock."""
-        return self.committed_steps / self.goodput_published_clock if self.goodput_published_clock else None
+        """Seconds from rank 0's first line to its last (the published clock); None if there is no
+        goodput on that clock.
+        """
+        return (
+            self.committed_steps / self.goodput_published_clock
+            if self.goodput_published_clock
+            else None
+        )
 
     @property
     def stall_per_checkpoint_s(self) -> float | None:
@@ -99,10 +123,14 @@ class Metrics:
 
     @property
     def durable_write_s(self) -> float:
-        """Write time as in the published experiments: from the start of serialising until the checkpoint is durable, on any thread or process.
-        Excludes the pointer updates and retention that follow.
+        """Write time as in the published experiments: from the start of serialising until the
+        checkpoint is durable, on any thread or process. Excludes the pointer updates and retention
+        that follow.
         """
-        return math.fsum(self.checkpoints.get(key, 0.0) for key in ("serialize_s", "write_s", "hash_s", "commit_s"))
+        return math.fsum(
+            self.checkpoints.get(key, 0.0)
+            for key in ("serialize_s", "write_s", "hash_s", "commit_s")
+        )
 
     @property
     def durable_write_per_checkpoint_s(self) -> float | None:
@@ -111,7 +139,11 @@ class Metrics:
     def stalled(self, part: str) -> float | None:
         """Seconds of this part of all stalls; None in records without the parts."""
         found = self.checkpoints.get(f"stalled_{part}_s")
-        return 0.0 if found is None and part == COPY_WAIT and "stalled_barrier_s" in self.checkpoints else found
+        return (
+            0.0
+            if found is None and part == COPY_WAIT and "stalled_barrier_s" in self.checkpoints
+            else found
+        )
 
     def _per_checkpoint(self, seconds: float) -> float | None:
         submitted = self.checkpoints["submitted"]
@@ -128,8 +160,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict; `missing` if the run was not verified, or has changed since: `why`. `reference`: the run it was compared with, or empty.
-    `problem`: why the distances to it, written with the verdict, are not shown; empty if they are or there are none.
+    """A verdict; `missing` if the run was not verified, or has changed since: `why`. `reference`:
+    the run it was compared with, or empty.
+    `problem`: why the distances to it, written with the verdict, are not shown; empty if they are
+    or there are none.
     """
 
     status: str
@@ -139,15 +173,18 @@ class Verdict:
     problem: str = ""
 
 
-Judged = tuple[Verdict, dict[str, Any] | None]  # with the distances to its reference, if there is one
+# with the distances to its reference, if there is one
+Judged = tuple[Verdict, dict[str, Any] | None]
 NOT_JUDGED: Judged = (Verdict(UNKNOWN), None)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run. `reason`: why it is excluded from comparisons; empty if it is not. `saves`: every submitted checkpoint, once.
+    """One run. `reason`: why it is excluded from comparisons; empty if it is not. `saves`: every
+    submitted checkpoint, once.
 
-    `missing`: expected records that do not exist. `problems`: records that could not be read, and contradictions in metrics.json.
+    `missing`: expected records that do not exist. `problems`: records that could not be read, and
+    contradictions in metrics.json.
     """
 
     input: RunInput
@@ -177,12 +214,16 @@ class Run:
 
     @cached_property
     def sweep(self) -> Path:
-        """The folder of the run's sweep, for a reference the one above its own: runs are paired within it, and apart from other sweeps."""
+        """The folder of the run's sweep, for a reference the one above its own: runs are paired
+        within it, and apart from other sweeps.
+        """
         return self._folder.parent if self.is_reference else self._folder
 
     @cached_property
     def is_reference(self) -> bool:
-        """Whether it was trained to compare other runs with: it lies in references/ beside them, and saves one checkpoint, at its end."""
+        """Whether it was trained to compare other runs with: it lies in references/ beside them,
+        and saves one checkpoint, at its end.
+        """
         return self._folder.name == REFERENCES
 
     @cached_property
@@ -212,15 +253,18 @@ class Run:
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """The steps of a counted run with their losses, mean over ranks; steps whose loss is not on record or not finite are left out."""
+        """The steps of a counted run with their losses, mean over ranks; steps whose loss is not on
+        record or not finite are left out.
+        """
         recorded = self.counted.mean_loss if self.counted else {}
         return [(step, loss) for step, loss in sorted(recorded.items()) if loss is not None]
 
 
 @dataclass(frozen=True)
 class Judging:
-    """Where verdicts come from. `anew`: every run is verified now, and what is on file ignored. `missing`: called with the folders of ended runs that
-    have no verdict on file that holds, to verify them as `ecrl verify` does; None: they stay without.
+    """Where verdicts come from. `anew`: every run is verified now, and what is on file ignored.
+    `missing`: called with the folders of ended runs that have no verdict on file that holds, to
+    verify them as `ecrl verify` does; None: they stay without.
     """
 
     anew: bool = False
@@ -230,28 +274,45 @@ class Judging:
 ON_FILE = Judging()
 
 
-def read_runs(places: Sequence[RunInput], judging: Judging = ON_FILE, meanwhile: Callable[[], object] = lambda: None) -> list[Run]:
-    """The runs at `places`, in order, read in several processes; `meanwhile` is called once beside that."""
+def read_runs(
+    places: Sequence[RunInput],
+    judging: Judging = ON_FILE,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> list[Run]:
+    """The runs at `places`, in order, read in several processes; `meanwhile` is called once beside
+    that.
+    """
     runs = parallel_map(partial(read_run, judge_anew=judging.anew), places, meanwhile=meanwhile)
     due = [
         number
         for number, run in enumerate(runs)
-        if run.supervisor and run.supervisor.terminal_status != "running" and run.verdict.status == "missing"
+        if run.supervisor
+        and run.supervisor.terminal_status != "running"
+        and run.verdict.status == "missing"
     ]
     if judging.missing and due:
-        judging.missing(list({(root := places[number].layout.root).resolve(): root for number in due}.values()))  # one may be named twice
-        for number, run in zip(due, parallel_map(read_run, [places[number] for number in due]), strict=True):
+        # one may be named twice
+        judging.missing(
+            list({(root := places[number].layout.root).resolve(): root for number in due}.values())
+        )
+        for number, run in zip(
+            due, parallel_map(read_run, [places[number] for number in due]), strict=True
+        ):
             runs[number] = run
     return runs
 
 
 def read_run(place: RunInput, judge_anew: bool = False) -> Run:
-    """Reads the run at `place`; missing or damaged records never raise. `judge_anew`: verify now and ignore the verdict and divergence on file."""
+    """Reads the run at `place`; missing or damaged records never raise. `judge_anew`: verify now
+    and ignore the verdict and divergence on file.
+    """
     return _Reader(place, judge_anew).run()
 
 
 class _Reader:
-    """Reads one run directory; unreadable records and contradictions are collected in `troubles`."""
+    """Reads one run directory; unreadable records and contradictions are collected in
+    `troubles`.
+    """
 
     def __init__(self, place: RunInput, judge_anew: bool) -> None:
         self.place, self.layout, self.judge_anew = place, place.layout, judge_anew
@@ -261,26 +322,52 @@ class _Reader:
         try:
             return read()
         except Exception as error:  # whatever is wrong with one run's records, the others are shown
-            self.troubles.append(error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}")
+            self.troubles.append(
+                error.line() if isinstance(error, EcrlError) else f"{type(error).__name__}: {error}"
+            )
             return otherwise
 
     def run(self) -> Run:
         place, layout = self.place, self.layout
-        records = self.attempt(lambda: read_records(layout) if layout.config.exists() else None, None)
-        self.troubles += [f"{file.path}: {file.reason}" for file in records.unread] if records else []
+        records = self.attempt(
+            lambda: read_records(layout) if layout.config.exists() else None, None
+        )
+        self.troubles += (
+            [f"{file.path}: {file.reason}" for file in records.unread] if records else []
+        )
         supervised = records if records and records.supervisor else None
         account = self.attempt(lambda: timeline(supervised) if supervised else None, None)
-        document = self.attempt(lambda: metrics_from_records(supervised, account) if supervised and not supervised.unread else None, None)
+        document = self.attempt(
+            lambda: (
+                metrics_from_records(supervised, account)
+                if supervised and not supervised.unread
+                else None
+            ),
+            None,
+        )
         metrics = self.attempt(lambda: _metrics(document) if document else None, None)
         if document:
             self.troubles += self.attempt(lambda: _file_differs(layout, document, supervised), [])
         supervisor = supervised.supervisor if supervised else None
-        verdict, divergence = self.attempt(lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED)
+        verdict, divergence = self.attempt(
+            lambda: judge_again(layout) if self.judge_anew else verdict_on_file(layout), NOT_JUDGED
+        )
         self.troubles += [verdict.problem] if verdict.problem else []
         suite, variant, seed = _names(place, metrics, records)
-        reason = _reason(place, metrics, supervisor, self.troubles, live=records is not None and records.cut is not None)
-        disk: tuple[DiskLine, ...] = self.attempt(lambda: load_disk(layout), ()) if supervised and account else ()
-        view = self.attempt(lambda: timeline_view(supervised, disk, account) if supervised and account else None, None)
+        reason = _reason(
+            place,
+            metrics,
+            supervisor,
+            self.troubles,
+            live=records is not None and records.cut is not None,
+        )
+        disk: tuple[DiskLine, ...] = (
+            self.attempt(lambda: load_disk(layout), ()) if supervised and account else ()
+        )
+        view = self.attempt(
+            lambda: timeline_view(supervised, disk, account) if supervised and account else None,
+            None,
+        )
         return Run(
             input=place,
             suite=suite,
@@ -291,14 +378,22 @@ class _Reader:
             document=document if metrics else None,
             verdict=verdict,
             supervisor=supervisor,
-            checkpoints=tuple(line for a in records.attempt_logs for line in a.checkpoints.events) if records else (),
+            checkpoints=(
+                tuple(line for a in records.attempt_logs for line in a.checkpoints.events)
+                if records
+                else ()
+            ),
             fired=records.fired if records else (),
             config=encode(records.stored.config) if records else {},
             environment=self.attempt(lambda: load_environment(layout), {}),
             view=view,
             divergence=divergence,
-            saves=self.attempt(lambda: checkpoint_account(records).checkpoints if records else (), ()),
-            restarts=self.attempt(lambda: restarts(supervised, account) if supervised and account else (), ()),
+            saves=self.attempt(
+                lambda: checkpoint_account(records).checkpoints if records else (), ()
+            ),
+            restarts=self.attempt(
+                lambda: restarts(supervised, account) if supervised and account else (), ()
+            ),
             missing=tuple(_missing(layout, supervisor)),
             recording=self.attempt(lambda: recording_of(supervised) if supervised else None, None),
             problems=tuple(self.troubles),  # last: reading any of the above may add to them
@@ -306,15 +401,21 @@ class _Reader:
 
 
 def metrics_from_records(records: RunRecords, account: Timeline | None = None) -> dict[str, Any]:
-    """The metrics of a run, computed from its records without metrics.json; `account`: its timeline, if known."""
+    """The metrics of a run, computed from its records without metrics.json; `account`: its
+    timeline, if known.
+    """
     document: dict[str, Any] = json.loads(json.dumps(metrics_document(records, account)))
     return document
 
 
-def _file_differs(layout: RunLayout, document: dict[str, Any], records: RunRecords | None) -> list[str]:
+def _file_differs(
+    layout: RunLayout, document: dict[str, Any], records: RunRecords | None
+) -> list[str]:
     """Differences between metrics.json and the records; the report shows the records' numbers."""
     if not layout.metrics.exists():
-        completed = records and records.supervisor and records.supervisor.terminal_status == "completed"
+        completed = (
+            records and records.supervisor and records.supervisor.terminal_status == "completed"
+        )
         return ["metrics.json is missing"] if completed else []
     try:
         wrong = differences(read_json(layout.metrics), document)
@@ -329,7 +430,11 @@ def _missing(layout: RunLayout, supervisor: SupervisorRecord | None) -> list[str
     wanted = [layout.config, layout.environment, layout.dataset, layout.failures, layout.supervisor]
     for a in supervisor.attempts if supervisor else ():
         logs = layout.attempt(a.attempt)
-        wanted += [logs.rank(rank) for rank in range(min(a.world_size, MOST_NAMED))] if a.last_step else []
+        wanted += (
+            [logs.rank(rank) for rank in range(min(a.world_size, MOST_NAMED))]
+            if a.last_step
+            else []
+        )
     return [layout.relative(path) for path in wanted if not path.exists()]
 
 
@@ -343,8 +448,12 @@ def _metrics(document: dict[str, Any]) -> Metrics:
     return metrics
 
 
-def _names(place: RunInput, metrics: Metrics | None, records: RunRecords | None) -> tuple[str, str, str]:
-    """Suite, variant and seed: from the metrics, else from the configuration, else from the sweep's manifest."""
+def _names(
+    place: RunInput, metrics: Metrics | None, records: RunRecords | None
+) -> tuple[str, str, str]:
+    """Suite, variant and seed: from the metrics, else from the configuration, else from the sweep's
+    manifest.
+    """
     if metrics:
         return metrics.suite, metrics.variant, str(metrics.seed)
     if records:
@@ -354,46 +463,91 @@ def _names(place: RunInput, metrics: Metrics | None, records: RunRecords | None)
     return row.get("suite", ""), row.get("variant", ""), row.get("seed", "")
 
 
-def _reason(place: RunInput, metrics: Metrics | None, supervisor: SupervisorRecord | None, troubles: Sequence[str], *, live: bool) -> str:
-    text = ": ".join(word for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", "")) if word)
+def _reason(
+    place: RunInput,
+    metrics: Metrics | None,
+    supervisor: SupervisorRecord | None,
+    troubles: Sequence[str],
+    *,
+    live: bool,
+) -> str:
+    text = ": ".join(
+        word
+        for word in (place.manifest_row.get("status", ""), place.manifest_row.get("reason", ""))
+        if word
+    )
     if not place.layout.root.is_dir():
         return f"never started (manifest: {text})"
     if metrics is None:
-        return f"its records cannot be read ({troubles[0]})" if troubles else f"nothing on record ({text or 'the run has not begun'})"
+        return (
+            f"its records cannot be read ({troubles[0]})"
+            if troubles
+            else f"nothing on record ({text or 'the run has not begun'})"
+        )
     if metrics.terminal_status == "running":
-        return f"{'is still running' if live else 'has not ended'} (step {metrics.committed_steps} of {metrics.target_steps})"
+        return (
+            f"{'is still running' if live else 'has not ended'} (step {metrics.committed_steps} of"
+            f" {metrics.target_steps})"
+        )
     if metrics.committed_steps < metrics.target_steps or metrics.final is None:
-        status = ": ".join(filter(None, (supervisor.terminal_status, supervisor.reason))) if supervisor else ""
-        return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (f" ({status})" if supervisor else "")
+        status = (
+            ": ".join(filter(None, (supervisor.terminal_status, supervisor.reason)))
+            if supervisor
+            else ""
+        )
+        return f"ended at step {metrics.committed_steps} of {metrics.target_steps}" + (
+            f" ({status})" if supervisor else ""
+        )
     return ""
 
 
 def verdict_on_file(layout: RunLayout) -> Judged:
-    """The verdict on file; a stale one counts as missing, with the reason. RecordError, OSError, KeyError or TypeError for an invalid file."""
+    """The verdict on file; a stale one counts as missing, with the reason. RecordError, OSError,
+    KeyError or TypeError for an invalid file.
+    """
     if not layout.verdict.exists():
         return Verdict("missing"), None
     value, stale = read_verdict(layout)
     if stale:
-        return Verdict("missing", (Finding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),), why=stale), None
-    findings = tuple(Finding(f["promise"], f["status"], f["message"], f.get("evidence")) for f in value["findings"])
+        return (
+            Verdict(
+                "missing",
+                (Finding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),),
+                why=stale,
+            ),
+            None,
+        )
+    findings = tuple(
+        Finding(f["promise"], f["status"], f["message"], f.get("evidence"))
+        for f in value["findings"]
+    )
     divergence, problem = divergence_of(layout, value)
-    return Verdict(status_of(findings), findings, str(value.get("reference", "")), problem=problem), divergence
+    return (
+        Verdict(status_of(findings), findings, str(value.get("reference", "")), problem=problem),
+        divergence,
+    )
 
 
 def judge_again(layout: RunLayout) -> Judged:
     """Verifies the run, ignoring any verdict on file. Raises what `verify_run` raises."""
     known = References()
     verdict = verify_run(layout.root, known=known)
-    findings = tuple(Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings)
+    findings = tuple(
+        Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings
+    )
     judged = Verdict(status_of(findings), findings, verdict.reference)
     if not verdict.reference:
         return judged, None
     root = named(layout.root)
-    return judged, divergence_document(known.records(RunLayout(root)), known.records(RunLayout(root.parent / verdict.reference)))
+    return judged, divergence_document(
+        known.records(RunLayout(root)), known.records(RunLayout(root.parent / verdict.reference))
+    )
 
 
 def status_of(findings: Sequence[Finding]) -> str:
-    """The worst of the findings, whatever overall status the file states; unknown for an unknown status."""
+    """The worst of the findings, whatever overall status the file states; unknown for an unknown
+    status.
+    """
     known = all(finding.status in (VALID, INVALID, UNKNOWN, NOT_CHECKED) for finding in findings)
     found = worst(finding.status for finding in findings) if findings and known else UNKNOWN
     return UNKNOWN if found == NOT_CHECKED else found

@@ -10,11 +10,21 @@ SUITE = "suite"
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, str]:
-    """The settings that distinguish configurations, as dotted keys; without the seed and keys that only name or locate a run."""
+    """The settings that distinguish configurations, as dotted keys; without the seed and keys that
+    only name or locate a run.
+    """
     found: dict[str, str] = {}
     for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        found |= {name: str(item) for name, item in entries.items() if name != "seed" and not {name, key} & set(NOT_IDENTITY)}
+        entries = (
+            {f"{key}.{name}": item for name, item in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
+        found |= {
+            name: str(item)
+            for name, item in entries.items()
+            if name != "seed" and not {name, key} & set(NOT_IDENTITY)
+        }
     return found
 
 

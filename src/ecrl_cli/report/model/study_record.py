@@ -19,7 +19,14 @@ from ecrl_cli.studies.frame.study import Skip
 
 FIGURE_KINDS = ("bars", "stacked", "cdf", "lines")
 # Limits of what a page can show; studies stay far below them.
-MOST_BYTES, MOST_CELLS, MOST_ITEMS, MOST_POINTS, MOST_BARS, LARGEST = 64 * 2**20, 1_000_000, 200, 1_000_000, 600, 1e60
+MOST_BYTES, MOST_CELLS, MOST_ITEMS, MOST_POINTS, MOST_BARS, LARGEST = (
+    64 * 2**20,
+    1_000_000,
+    200,
+    1_000_000,
+    600,
+    1e60,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,9 @@ class Result:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """One study. `ident`: its unique name in file names and anchors. `result`: None if there is no result.json."""
+    """One study. `ident`: its unique name in file names and anchors. `result`: None if there is no
+    result.json.
+    """
 
     input: StudyInput
     ident: str
@@ -70,12 +79,25 @@ class StudyResult:
 
 
 def read_studies(places: Sequence[StudyInput]) -> list[StudyResult]:
-    """The studies at `places`. RecordError, naming file and key, for a result.json that is damaged or of another version."""
+    """The studies at `places`. RecordError, naming file and key, for a result.json that is damaged
+    or of another version.
+    """
     results = [_result(place) for place in places]
-    names = [result.name if result else place.name for place, result in zip(places, results, strict=True)]
-    idents = [slug(place.name if names.count(name) > 1 else name) for place, name in zip(places, names, strict=True)]
-    idents = [f"{ident}-{number}" if idents.count(ident) > 1 else ident for number, ident in enumerate(idents, start=1)]
-    return [StudyResult(p, i, r, _environment(p)) for p, i, r in zip(places, idents, results, strict=True)]
+    names = [
+        result.name if result else place.name for place, result in zip(places, results, strict=True)
+    ]
+    idents = [
+        slug(place.name if names.count(name) > 1 else name)
+        for place, name in zip(places, names, strict=True)
+    ]
+    idents = [
+        f"{ident}-{number}" if idents.count(ident) > 1 else ident
+        for number, ident in enumerate(idents, start=1)
+    ]
+    return [
+        StudyResult(p, i, r, _environment(p))
+        for p, i, r in zip(places, idents, results, strict=True)
+    ]
 
 
 def slug(text: str) -> str:
@@ -86,7 +108,10 @@ def slug(text: str) -> str:
 def slugs(names: Iterable[str]) -> list[str]:
     """Each of `names` as a slug, duplicates distinguished by a number."""
     plain = [slug(name) for name in names]
-    return [f"{name}-{number}" if plain.count(name) > 1 else name for number, name in enumerate(plain, start=1)]
+    return [
+        f"{name}-{number}" if plain.count(name) > 1 else name
+        for number, name in enumerate(plain, start=1)
+    ]
 
 
 def _result(place: StudyInput) -> Result | None:
@@ -99,8 +124,16 @@ def _result(place: StudyInput) -> Result | None:
             raise ValueError(f"is larger than {MOST_BYTES:,} bytes")
         return _checked(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        fact = str(error.args[0]) if isinstance(error, KeyError | RecursionError) and error.args else str(error)
-        raise RecordError(shown(where, 120)[1:-1], _plain(fact), "run the study again: it writes the file from trials.jsonl") from error
+        fact = (
+            str(error.args[0])
+            if isinstance(error, KeyError | RecursionError) and error.args
+            else str(error)
+        )
+        raise RecordError(
+            shown(where, 120)[1:-1],
+            _plain(fact),
+            "run the study again: it writes the file from trials.jsonl",
+        ) from error
 
 
 def _plain(text: str) -> str:
@@ -110,14 +143,31 @@ def _plain(text: str) -> str:
 
 
 def _checked(document: Any) -> Result:
-    """Decodes and checks `document`; ValueError, TypeError or KeyError with the reason if it is invalid."""
+    """Decodes and checks `document`; ValueError, TypeError or KeyError with the reason if it is
+    invalid.
+    """
     if not isinstance(document, dict):
         raise TypeError("is no JSON object")
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"has schema version {shown(document.get('schema_version'), 20)}, this ECRL reads {SCHEMA_VERSION}")
-    result = decode(Result, {field.name: document[field.name] for field in fields(Result) if field.name in document})
-    _refuse(any(len(items) > MOST_ITEMS for items in (result.tables, result.figures, result.gates, result.notes, result.skips)), "too many items")
-    _refuse(not 0 <= result.done <= result.planned, f"{result.done} of {result.planned} trials is no count")
+        raise ValueError(
+            f"has schema version {shown(document.get('schema_version'), 20)}, this ECRL reads"
+            f" {SCHEMA_VERSION}"
+        )
+    result = decode(
+        Result,
+        {field.name: document[field.name] for field in fields(Result) if field.name in document},
+    )
+    _refuse(
+        any(
+            len(items) > MOST_ITEMS
+            for items in (result.tables, result.figures, result.gates, result.notes, result.skips)
+        ),
+        "too many items",
+    )
+    _refuse(
+        not 0 <= result.done <= result.planned,
+        f"{result.done} of {result.planned} trials is no count",
+    )
     _finite((result.seconds, result.planned), "seconds or planned")
     _check_config(result.config)
     for table in result.tables:
@@ -133,8 +183,13 @@ def _check_config(config: dict[str, Any]) -> None:
     _refuse(not isinstance(inner, dict), "config.study is no object")
     for key, value in (*config.items(), *inner.items()):
         items = value if isinstance(value, list) else [] if value is inner else [value]
-        _refuse(not all(isinstance(item, str | int | float | None) for item in items), f"config: {shown(key, 40)} holds no plain value")
-        _finite((item for item in items if isinstance(item, int | float)), f"config: {shown(key, 40)}")
+        _refuse(
+            not all(isinstance(item, str | int | float | None) for item in items),
+            f"config: {shown(key, 40)} holds no plain value",
+        )
+        _finite(
+            (item for item in items if isinstance(item, int | float)), f"config: {shown(key, 40)}"
+        )
 
 
 def _check_table(table: Table) -> None:
@@ -142,21 +197,36 @@ def _check_table(table: Table) -> None:
     _refuse(not table.columns, f"{where} has no columns")
     _refuse(len(table.rows) * len(table.columns) > MOST_CELLS, f"{where} has too many cells")
     for column in table.columns:
-        _refuse(column.kind not in KINDS, f"{where}: column {shown(column.key, 40)} is of no known kind")
+        _refuse(
+            column.kind not in KINDS, f"{where}: column {shown(column.key, 40)} is of no known kind"
+        )
     for row in table.rows:
         for key, cell in row.items():
-            _refuse(not isinstance(cell, str | int | float | None), f"{where}: {shown(key, 40)} holds no plain value")
+            _refuse(
+                not isinstance(cell, str | int | float | None),
+                f"{where}: {shown(key, 40)} holds no plain value",
+            )
             if isinstance(cell, int | float):
                 _finite((cell,), f"{where}: {shown(key, 40)}")
 
 
 def _check_figure(figure: Figure) -> None:
     where = f"figure {shown(figure.name, 40)}"
-    _refuse(figure.kind not in FIGURE_KINDS, f"{where} is of no known kind: {shown(figure.kind, 40)}")
-    _refuse(sum(len(series.y) for series in figure.series) > MOST_POINTS or len(figure.series) > 40, f"{where} has too many points")
+    _refuse(
+        figure.kind not in FIGURE_KINDS, f"{where} is of no known kind: {shown(figure.kind, 40)}"
+    )
+    _refuse(
+        sum(len(series.y) for series in figure.series) > MOST_POINTS or len(figure.series) > 40,
+        f"{where} has too many points",
+    )
     if figure.kind in ("bars", "stacked"):
-        _refuse(len(figure.categories) * len(figure.series) > MOST_BARS, f"{where} has too many bars")
-    _refuse(len({series.label for series in figure.series}) < len(figure.series), f"{where} has two series of one label")
+        _refuse(
+            len(figure.categories) * len(figure.series) > MOST_BARS, f"{where} has too many bars"
+        )
+    _refuse(
+        len({series.label for series in figure.series}) < len(figure.series),
+        f"{where} has two series of one label",
+    )
     _finite(figure.marks, f"{where}, marks")
     for series in figure.series:
         _check_series(figure, series, where)
@@ -165,15 +235,32 @@ def _check_figure(figure: Figure) -> None:
 def _check_series(figure: Figure, series: Series, where: str) -> None:
     for values in (series.x, series.y, series.low, series.high):
         _finite(values, where)
-    expected = len(series.y) if figure.kind == "cdf" else len(series.x) if figure.kind == "lines" and series.x else len(figure.categories)
+    expected = (
+        len(series.y)
+        if figure.kind == "cdf"
+        else len(series.x)
+        if figure.kind == "lines" and series.x
+        else len(figure.categories)
+    )
     lengths = {len(series.y), *(len(values) for values in (series.low, series.high) if values)}
-    _refuse(lengths != {expected}, f"{where}: series {shown(series.label, 40)} does not fit its categories or its x")
-    _refuse(bool(series.low) != bool(series.high), f"{where}: series {shown(series.label, 40)} has half an interval")
+    _refuse(
+        lengths != {expected},
+        f"{where}: series {shown(series.label, 40)} does not fit its categories or its x",
+    )
+    _refuse(
+        bool(series.low) != bool(series.high),
+        f"{where}: series {shown(series.label, 40)} has half an interval",
+    )
 
 
 def _finite(values: Iterable[float], where: str) -> None:
-    """ValueError for values that are too large or not finite; NaN fails every comparison and is refused too."""
-    _refuse(not all(-LARGEST <= value <= LARGEST for value in values), f"{where} holds a number that is not finite or absurdly large")
+    """ValueError for values that are too large or not finite; NaN fails every comparison and is
+    refused too.
+    """
+    _refuse(
+        not all(-LARGEST <= value <= LARGEST for value in values),
+        f"{where} holds a number that is not finite or absurdly large",
+    )
 
 
 def _refuse(wrong: bool, fact: str) -> None:
@@ -185,7 +272,11 @@ def _environment(place: StudyInput) -> dict[str, Any]:
     """environment.json, or nothing if it cannot be read: no number depends on it."""
     path = place.layout.environment
     try:
-        return known_environment(json.loads(path.read_bytes())) if path.stat().st_size <= MOST_BYTES else {}
+        return (
+            known_environment(json.loads(path.read_bytes()))
+            if path.stat().st_size <= MOST_BYTES
+            else {}
+        )
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -201,5 +292,8 @@ def headline(study: StudyResult) -> tuple[str, str]:
     if not result.complete:
         return f"{count(result.done)} of {plural(result.planned, 'trial')} done", "doubt"
     if result.skips:
-        return f"every gate passed, but {plural(len(result.skips), 'arm was', 'arms were')} skipped", "doubt"
+        return (
+            f"every gate passed, but {plural(len(result.skips), 'arm was', 'arms were')} skipped",
+            "doubt",
+        )
     return "every gate passed", "good"

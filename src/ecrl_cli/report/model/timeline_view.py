@@ -1,6 +1,8 @@
-"""A run's timeline, in seconds of the goodput clock: attempts, categories, progress, checkpoints in flight, failures.
+"""A run's timeline, in seconds of the goodput clock: attempts, categories, progress, checkpoints in
+flight, failures.
 
-Thinned to what a figure can show. For the page it gives points and paths of SVG in boxes that stretch with it, and the texts of their marks.
+Thinned to what a figure can show. For the page it gives points and paths of SVG in boxes that
+stretch with it, and the texts of their marks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class TimeBand:
 
 @dataclass(frozen=True)
 class WriteBar:
-    """A checkpoint from its submission to its end; `outcome`: committed, failed, lost, or open if no end is recorded."""
+    """A checkpoint from its submission to its end; `outcome`: committed, failed, lost, or open if
+    no end is recorded.
+    """
 
     start: float
     end: float
@@ -66,14 +70,23 @@ class AttemptView:
     def text(self) -> str:
         """The attempt in one line."""
         r = self.record
-        steps = "no step" if r.first_step is None or r.last_step is None else f"steps {count(r.first_step)} to {count(r.last_step)}"
+        steps = (
+            "no step"
+            if r.first_step is None or r.last_step is None
+            else f"steps {count(r.first_step)} to {count(r.last_step)}"
+        )
         source = f", resumed from step {count(r.resumed_from_step)}" if r.resumed_from else ""
-        return f"attempt {r.attempt}: {steps} in {duration(self.end - self.start)}{source}, {r.outcome}"
+        return (
+            f"attempt {r.attempt}: {steps} in {duration(self.end - self.start)}{source},"
+            f" {r.outcome}"
+        )
 
 
 @dataclass(frozen=True)
 class TimelineView:
-    """One run's timeline. `absent_s`: seconds between two supervisors, not on the clock. `disk`: disk activity, if sampled."""
+    """One run's timeline. `absent_s`: seconds between two supervisors, not on the clock. `disk`:
+    disk activity, if sampled.
+    """
 
     wall_s: float
     absent_s: float
@@ -85,9 +98,20 @@ class TimelineView:
     disk: tuple[DiskRate, ...] = ()
 
     def progress_lines(self, longest_s: float) -> list[tuple[AttemptView, str]]:
-        """Each attempt with progress, and its SVG points in a box of 1000 x 100, y downwards; `longest_s` is the width of the box."""
+        """Each attempt with progress, and its SVG points in a box of 1000 x 100, y downwards;
+        `longest_s` is the width of the box.
+        """
         target = max(1, self.target_steps)
-        lines = [(a, " ".join(f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}" for t, step in a.progress)) for a in self.attempts]
+        lines = [
+            (
+                a,
+                " ".join(
+                    f"{1000 * t / longest_s:.1f},{100 - 100 * step / target:.1f}"
+                    for t, step in a.progress
+                ),
+            )
+            for a in self.attempts
+        ]
         return [(attempt, line) for attempt, line in lines if line]
 
     def family_seconds(self, family: str) -> float:
@@ -97,20 +121,33 @@ class TimelineView:
         """By family, its bands as one SVG path in a box of 10000 x 1."""
         paths: dict[str, str] = {}
         for strip in self.bands:
-            paths[strip.family] = paths.get(strip.family, "") + _block(strip.start, strip.end, longest_s)
+            paths[strip.family] = paths.get(strip.family, "") + _block(
+                strip.start, strip.end, longest_s
+            )
         return paths
 
     def write_path(self, longest_s: float) -> str:
-        """The committed checkpoints, from submission to commit, as one SVG path in a box of 10000 x 1; each at least wide enough to be visible."""
+        """The committed checkpoints, from submission to commit, as one SVG path in a box of 10000 x
+        1; each at least wide enough to be visible.
+        """
         least = longest_s / 300
-        blocks = [(min(w.start, longest_s - least), max(w.end, w.start + least)) for w in self.writes if w.outcome == "committed"]
+        blocks = [
+            (min(w.start, longest_s - least), max(w.end, w.start + least))
+            for w in self.writes
+            if w.outcome == "committed"
+        ]
         return "".join(_block(start, min(end, longest_s), longest_s) for start, end in blocks)
 
     @property
     def durable_text(self) -> str:
         """The committed checkpoints in one line."""
         took = [write.end - write.start for write in self.writes if write.outcome == "committed"]
-        return f"{plural(len(took), 'durable checkpoint')}, {duration(math.fsum(took) / len(took))} each on average" if took else ""
+        return (
+            f"{plural(len(took), 'durable checkpoint')}, {duration(math.fsum(took) / len(took))}"
+            " each on average"
+            if took
+            else ""
+        )
 
     @property
     def peak_tps(self) -> float:
@@ -121,11 +158,19 @@ class TimelineView:
     def disk_points(self) -> str:
         """Transfers per second as SVG points in a box of 1000 x 100, a step per interval."""
         most, wall_s = self.peak_tps or 1.0, self.wall_s
-        return " ".join(f"{1000 * t / wall_s:.1f},{100 - 100 * rate.tps / most:.1f}" for rate in self.disk for t in (rate.start, rate.end))
+        return " ".join(
+            f"{1000 * t / wall_s:.1f},{100 - 100 * rate.tps / most:.1f}"
+            for rate in self.disk
+            for t in (rate.start, rate.end)
+        )
 
 
-def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None) -> TimelineView:
-    """The timeline of `records` and of the lines of disk.jsonl; ValueError without supervisor.json. `account`: the time account, if known."""
+def timeline_view(
+    records: RunRecords, disk: Sequence[DiskLine] = (), account: Timeline | None = None
+) -> TimelineView:
+    """The timeline of `records` and of the lines of disk.jsonl; ValueError without supervisor.json.
+    `account`: the time account, if known.
+    """
     supervisor = records.supervisor
     if supervisor is None:
         raise ValueError("no supervisor.json")
@@ -137,7 +182,10 @@ def timeline_view(records: RunRecords, disk: Sequence[DiskLine] = (), account: T
         account.absent_s,
         supervisor.target_steps,
         _bands(account.pieces, account.wall_s, at),
-        tuple(_attempt(records, a, at, account.wall_s, starts.get(a.attempt, {})) for a in supervisor.attempts),
+        tuple(
+            _attempt(records, a, at, account.wall_s, starts.get(a.attempt, {}))
+            for a in supervisor.attempts
+        ),
         tuple(_writes(records, at, account.wall_s)),
         tuple(FaultMark(at(f.attempt, f.at), f.global_step, f.kind, f.rank) for f in records.fired),
         disk_rates(disk, supervisor.sessions, account.windows),
@@ -157,7 +205,9 @@ def thinned(points: Sequence[T], most: int) -> tuple[T, ...]:
 
 
 def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) -> At:
-    """(attempt, monotonic time) -> seconds of the goodput clock, which is stopped between two supervisors."""
+    """(attempt, monotonic time) -> seconds of the goodput clock, which is stopped between two
+    supervisors.
+    """
     session_of = {a.attempt: a.session for a in attempts}
     before = [sum(end - start for start, end in windows[:number]) for number in range(len(windows))]
 
@@ -169,18 +219,32 @@ def _clock(attempts: Sequence[Attempt], windows: Sequence[tuple[float, float]]) 
     return at
 
 
-def disk_rates(lines: Sequence[DiskLine], sessions: Sequence[SupervisorSession], windows: Sequence[tuple[float, float]]) -> tuple[DiskRate, ...]:
-    """The disk rates within each supervisor session, on the goodput clock. Where monotonic times of two boots overlap, wall time decides."""
+def disk_rates(
+    lines: Sequence[DiskLine],
+    sessions: Sequence[SupervisorSession],
+    windows: Sequence[tuple[float, float]],
+) -> tuple[DiskRate, ...]:
+    """The disk rates within each supervisor session, on the goodput clock. Where monotonic times of
+    two boots overlap, wall time decides.
+    """
     mine: list[list[DiskLine]] = [[] for _ in windows]
     for line in lines:
         around = [number for number, (start, end) in enumerate(windows) if start <= line.at <= end]
         if around:
-            of_boot = [abs((line.time - sessions[n].time) - (line.at - sessions[n].started_at)) for n in around]
+            of_boot = [
+                abs((line.time - sessions[n].time) - (line.at - sessions[n].started_at))
+                for n in around
+            ]
             mine[around[of_boot.index(min(of_boot))]].append(line)
     found, before = list[DiskRate](), 0.0
     for (start, end), inside in zip(windows, mine, strict=True):
-        thin = thinned(sorted(inside, key=lambda line: line.at), max(2, DISK_POINTS // len(windows)))
-        found += [replace(rate, start=before + rate.start - start, end=before + rate.end - start) for rate in rates(thin)]
+        thin = thinned(
+            sorted(inside, key=lambda line: line.at), max(2, DISK_POINTS // len(windows))
+        )
+        found += [
+            replace(rate, start=before + rate.start - start, end=before + rate.end - start)
+            for rate in rates(thin)
+        ]
         before += end - start
     return tuple(found)
 
@@ -192,7 +256,11 @@ def _bands(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[Time
     width = wall_s / BINS
     held: list[dict[str, float]] = [{} for _ in range(BINS)]
     for piece in pieces:
-        family, start, end = FAMILY_OF[piece.category], at(piece.attempt, piece.start) / width, at(piece.attempt, piece.end) / width
+        family, start, end = (
+            FAMILY_OF[piece.category],
+            at(piece.attempt, piece.start) / width,
+            at(piece.attempt, piece.end) / width,
+        )
         number = int(start)
         while start < end and number < BINS:
             until = min(end, number + 1)
@@ -209,9 +277,15 @@ def _bands(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[Time
     return tuple(strips)
 
 
-def _attempt(records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dict[str, float]) -> AttemptView:
+def _attempt(
+    records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dict[str, float]
+) -> AttemptView:
     lines = records.logs(a.attempt).ranks.get(0)
-    progress = tuple((at(a.attempt, line.at), line.global_step) for line in thinned(lines.events, POINTS)) if lines else ()
+    progress = (
+        tuple((at(a.attempt, line.at), line.global_step) for line in thinned(lines.events, POINTS))
+        if lines
+        else ()
+    )
     end = wall_s if a.ended_at is None else at(a.attempt, a.ended_at)
     return AttemptView(a, at(a.attempt, a.launched_at), end, progress, starts)
 
@@ -219,12 +293,21 @@ def _attempt(records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dic
 def _writes(records: RunRecords, at: At, wall_s: float) -> list[WriteBar]:
     found = []
     for a in records.attempt_logs:
-        ends = {line.global_step: line for line in a.checkpoints.events if line.event in CHECKPOINT_ENDS}
+        ends = {
+            line.global_step: line for line in a.checkpoints.events if line.event in CHECKPOINT_ENDS
+        }
         for line in a.checkpoints.events:
             if line.event == "submitted":
                 end = ends.get(line.global_step)
                 until = at(a.attempt, end.at) if end else wall_s
-                found.append(WriteBar(at(a.attempt, line.at), until, line.global_step, end.event if end else "open"))
+                found.append(
+                    WriteBar(
+                        at(a.attempt, line.at),
+                        until,
+                        line.global_step,
+                        end.event if end else "open",
+                    )
+                )
     return found
 
 

@@ -1,4 +1,6 @@
-"""The picture of the first screen: the effects with their intervals, or what happened in some runs on one time axis."""
+"""The picture of the first screen: the effects with their intervals, or what happened in some runs
+on one time axis.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ APART = 20  # percent of the width: an end of the scale nearer to zero has no la
 
 @dataclass(frozen=True)
 class EffectRow:
-    """An effect on the scale of the picture. `at`, `low`, `width`: the mean and its interval, `floor`, `floor_width`: the noise floor, in percent of
-    the picture's width from its left edge; None where there is none. `words`: the tooltip.
+    """An effect on the scale of the picture. `at`, `low`, `width`: the mean and its interval,
+    `floor`, `floor_width`: the noise floor, in percent of the picture's width from its left edge;
+    None where there is none. `words`: the tooltip.
     """
 
     title: str
@@ -37,7 +40,9 @@ class EffectRow:
 
 @dataclass(frozen=True)
 class Opening:
-    """`rows`: effects, `zero` where no effect lies; or `runs` on one time axis. `more`: how many effects are further down the page."""
+    """`rows`: effects, `zero` where no effect lies; or `runs` on one time axis. `more`: how many
+    effects are further down the page.
+    """
 
     rows: tuple[EffectRow, ...] = ()
     runs: tuple[Run, ...] = ()
@@ -48,20 +53,41 @@ class Opening:
 
 
 def opening(comparison: Comparison) -> Opening:
-    """What to show first: effects that have an interval, else runs that failed and the arms of the first suite."""
+    """What to show first: effects that have an interval, else runs that failed and the arms of the
+    first suite.
+    """
     axes = [(effect.axis.name, effect.whole) for effect in swept(effects(comparison))]
-    arms = [("", each) for members in by_scope(comparison) for each in (members[:1] if comparison.pooled_suites else members)]
-    found = [(axis, each) for axis, each in (*axes, *arms) if each.pair.n > 1 and each.pair.mean_of_ratios]
+    arms = [
+        ("", each)
+        for members in by_scope(comparison)
+        for each in (members[:1] if comparison.pooled_suites else members)
+    ]
+    found = [
+        (axis, each)
+        for axis, each in (*axes, *arms)
+        if each.pair.n > 1 and each.pair.mean_of_ratios
+    ]
     if found and not any(run.failing for run in comparison.runs):
-        return _of_effects(found[:MOST_EFFECTS], len(found) - MOST_EFFECTS, several=len(comparison.passed) > 1 and not comparison.pooled_suites)
+        return _of_effects(
+            found[:MOST_EFFECTS],
+            len(found) - MOST_EFFECTS,
+            several=len(comparison.passed) > 1 and not comparison.pooled_suites,
+        )
     failing = [run for run in comparison.runs if run.failing and run.view and run.view.wall_s > 0]
     first = next(iter(first_seed(comparison).values()), []) if comparison.arms else []
-    runs = [*failing[:2], *(run for run in first if run.view and run.view.wall_s > 0 and run not in failing)]
+    runs = [
+        *failing[:2],
+        *(run for run in first if run.view and run.view.wall_s > 0 and run not in failing),
+    ]
     return Opening(runs=tuple(runs[:MOST_LANES]))
 
 
 def _of_effects(found: Sequence[tuple[str, Contrast]], more: int, *, several: bool) -> Opening:
-    spans = [span(each.pair.mean_of_ratios) or (each.effect, each.effect) for _, each in found if each.pair.mean_of_ratios]
+    spans = [
+        span(each.pair.mean_of_ratios) or (each.effect, each.effect)
+        for _, each in found
+        if each.pair.mean_of_ratios
+    ]
     low, high = min(0.0, *(low for low, _ in spans)), max(0.0, *(high for _, high in spans))
     margin = 0.05 * (high - low) or 0.01
     low, high = low - margin, high + margin
@@ -77,11 +103,26 @@ def _of_effects(found: Sequence[tuple[str, Contrast]], more: int, *, several: bo
         beside = f"; {each.against_floor} of {share(noise)}" if noise is not None else ""
         rows.append(
             EffectRow(
-                *(f"{each.title}{where}", axis, change(each.effect), place(each.effect), place(start), round(place(end) - place(start), 2)),
-                *(floor[0] if floor else None, round(floor[1] - floor[0], 2) if floor else 0.0, each.distinguishable),
-                f"{change(each.effect)} [{change(start)} to {change(end)}], {plural(each.pair.n, 'pair')}{beside}",
+                *(
+                    f"{each.title}{where}",
+                    axis,
+                    change(each.effect),
+                    place(each.effect),
+                    place(start),
+                    round(place(end) - place(start), 2),
+                ),
+                *(
+                    floor[0] if floor else None,
+                    round(floor[1] - floor[0], 2) if floor else 0.0,
+                    each.distinguishable,
+                ),
+                f"{change(each.effect)} [{change(start)} to {change(end)}],"
+                f" {plural(each.pair.n, 'pair')}{beside}",
             )
         )
     zero = place(0.0)
-    left, right = (change(end) if abs(place(end) - zero) > APART else "" for end in (low + margin, high - margin))
+    left, right = (
+        change(end) if abs(place(end) - zero) > APART else ""
+        for end in (low + margin, high - margin)
+    )
     return Opening(tuple(rows), (), max(0, more), left, right, zero)

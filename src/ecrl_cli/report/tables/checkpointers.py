@@ -1,4 +1,6 @@
-"""The table by which a checkpointer is chosen: what each costs in the same loop under the same failures, and what the studies know of it."""
+"""The table by which a checkpointer is chosen: what each costs in the same loop under the same
+failures, and what the studies know of it.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,62 @@ _POWER = ("power-loss", "real-shutdown", "ecrl study study=power-loss 'study.arm
 _OUR_LOADER = "the integrity check, in the random arm"
 
 _COLUMNS = (
-    *(SUITE, ARM, Column("runs", "count"), Column("valid", "count", "runs that `ecrl verify` calls valid")),
+    *(
+        SUITE,
+        ARM,
+        Column("runs", "count"),
+        Column("valid", "count", "runs that `ecrl verify` calls valid"),
+    ),
     Column("stall", "seconds", "of the training, per checkpoint"),
-    Column("save", "seconds", "from the first byte to the acknowledgement, per checkpoint, on any thread or process"),
+    Column(
+        "save",
+        "seconds",
+        "from the first byte to the acknowledgement, per checkpoint, on any thread or process",
+    ),
     Column("load", "seconds", "of a restart: data, model, and the state from the checkpoint"),
-    Column("restart", "seconds", "all of it, from the launch to the first step, with the steps done again"),
+    Column(
+        "restart",
+        "seconds",
+        "all of it, from the launch to the first step, with the steps done again",
+    ),
     *(Column("goodput", "rate"), Column("bytes", "bytes", "on disk, per committed checkpoint")),
-    Column("damage noticed", "share", "of one flipped bit each that changed what was loaded: how often the loader refused; study corruption"),
-    Column("power loss survived", "share", "of shutdowns: how often recovery had all that was acknowledged; study power-loss, all file systems"),
+    Column(
+        "damage noticed",
+        "share",
+        "of one flipped bit each that changed what was loaded: how often the loader refused; study"
+        " corruption",
+    ),
+    Column(
+        "power loss survived",
+        "share",
+        "of shutdowns: how often recovery had all that was acknowledged; study power-loss, all file"
+        " systems",
+    ),
 )
 
 
 def checkpointers_table(comparison: Comparison, studies: Sequence[StudyResult] = ()) -> Table:
     """A row per arm of the suites in which another checkpointer takes part; empty if none does."""
-    suites = [suite for suite in comparison.suites if any(_checkpointer(arm.runs[0]) for arm in comparison.of(suite))]
+    suites = [
+        suite
+        for suite in comparison.suites
+        if any(_checkpointer(arm.runs[0]) for arm in comparison.of(suite))
+    ]
     rows = tuple(_row(arm, studies) for suite in suites for arm in comparison.of(suite))
-    open_ = [command for name, table, command in (_DAMAGE, _POWER) if not _found(studies, name, table)]
-    note = f"Not measured here: {listed(open_)}; name their folders beside the runs in `ecrl report`." if open_ else ""
+    open_ = [
+        command for name, table, command in (_DAMAGE, _POWER) if not _found(studies, name, table)
+    ]
+    note = (
+        f"Not measured here: {listed(open_)}; name their folders beside the runs in `ecrl report`."
+        if open_
+        else ""
+    )
     return Table(
-        f"Checkpointers in the same loop under the same failures{in_brackets(comparison.scale())}", _COLUMNS, rows, note, "checkpointers.csv"
+        f"Checkpointers in the same loop under the same failures{in_brackets(comparison.scale())}",
+        _COLUMNS,
+        rows,
+        note,
+        "checkpointers.csv",
     )
 
 
@@ -56,13 +95,30 @@ def _checkpointer(run: Run) -> CheckpointerKind | None:
 def _row(arm: Arm, studies: Sequence[StudyResult]) -> Row:
     loads = [restart.seconds["load"] for restart in arm.restarts]
     totals = [restart.total_s for restart in arm.restarts]
-    sizes = [save.bytes for run in arm.runs for save in run.saves if save.end == "committed" and save.bytes]
+    sizes = [
+        save.bytes
+        for run in arm.runs
+        for save in run.saves
+        if save.end == "committed" and save.bytes
+    ]
     valid = sum(run.verdict.status == "valid" for run in arm.runs)
     return (
-        *(arm.suite, Cell(arm.label, arm=arm.label), len(arm.runs), valid, mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True)),
+        *(
+            arm.suite,
+            Cell(arm.label, arm=arm.label),
+            len(arm.runs),
+            valid,
+            mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
+        ),
         mean_cell(arm.summary("durable_write_per_checkpoint_s")),
-        *(mean_cell(summary(found)) if found and arm.averaged else None for found in (loads, totals)),
-        *(mean_cell(arm.summary("goodput"), strong=True), round(math.fsum(sizes) / len(sizes)) if sizes else None),
+        *(
+            mean_cell(summary(found)) if found and arm.averaged else None
+            for found in (loads, totals)
+        ),
+        *(
+            mean_cell(arm.summary("goodput"), strong=True),
+            round(math.fsum(sizes) / len(sizes)) if sizes else None,
+        ),
         *(_damage(arm.runs[0], studies), _power(arm.runs[0], studies)),
     )
 
@@ -76,8 +132,14 @@ def _damage(run: Run, studies: Sequence[StudyResult]) -> Value:
 
 def _power(run: Run, studies: Sequence[StudyResult]) -> Value:
     kind, config = _checkpointer(run), run.config
-    ours = f"{config.get('write_mode', {}).get('name')}, {config.get('checkpoint', {}).get('layout')}"
-    rows = [row for row in _found(studies, *_POWER[:2]) if row.get("subject") == (kind.subject if kind else ours)]
+    ours = (
+        f"{config.get('write_mode', {}).get('name')}, {config.get('checkpoint', {}).get('layout')}"
+    )
+    rows = [
+        row
+        for row in _found(studies, *_POWER[:2])
+        if row.get("subject") == (kind.subject if kind else ours)
+    ]
     return _share(rows, lambda row: row["n"] - row["k"], lambda row: row["n"])
 
 
@@ -93,4 +155,10 @@ def _share(rows: Sequence[dict[str, Any]], kept: Any, tried: Any) -> Value:
 def _found(studies: Iterable[StudyResult], name: str, table: str) -> list[dict[str, Any]]:
     """The rows of that table of all studies of that name."""
     results = [study.result for study in studies if study.result and study.name == name]
-    return [row for result in results for each in result.tables if each.name == table for row in each.rows]
+    return [
+        row
+        for result in results
+        for each in result.tables
+        if each.name == table
+        for row in each.rows
+    ]

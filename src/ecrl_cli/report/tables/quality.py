@@ -1,4 +1,6 @@
-"""The table of what each arm has learnt: quality on held-out data at the target, with intervals over its runs."""
+"""The table of what each arm has learnt: quality on held-out data at the target, with intervals
+over its runs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,21 @@ from ecrl_cli.report.tables.table import Cell, Column, Row, Table, interval_cell
 def quality_table(comparison: Comparison) -> Table:
     """One row per arm and measure; empty unless a run measured its quality (`evaluate.every`)."""
     columns = (
-        *(SUITE, ARM, Column("measure"), Column("runs", "count"), Column("mean", "measured"), Column("95% t", "measured"), Column("BCa", "measured")),
-        *(Column("lowest", "measured"), Column("highest", "measured"), Column("samples", "count"), Column("evaluations", "count")),
+        *(
+            SUITE,
+            ARM,
+            Column("measure"),
+            Column("runs", "count"),
+            Column("mean", "measured"),
+            Column("95% t", "measured"),
+            Column("BCa", "measured"),
+        ),
+        *(
+            Column("lowest", "measured"),
+            Column("highest", "measured"),
+            Column("samples", "count"),
+            Column("evaluations", "count"),
+        ),
         Column("evaluating", "seconds", "of a run, mean"),
     )
     rows: list[Row] = []
@@ -28,11 +43,27 @@ def quality_table(comparison: Comparison) -> Table:
             last = found[0][0].evaluations[-1]
             rows.append(
                 (
-                    *(arm.suite, Cell(arm.label, arm=arm.label), NAMES[measure], len(values), Cell(mean.mean, strong=True) if mean else None),
-                    *((span_cell(mean), interval_cell(mean.boot_low, mean.boot_high)) if mean else (None, None)),
+                    *(
+                        arm.suite,
+                        Cell(arm.label, arm=arm.label),
+                        NAMES[measure],
+                        len(values),
+                        Cell(mean.mean, strong=True) if mean else None,
+                    ),
+                    *(
+                        (span_cell(mean), interval_cell(mean.boot_low, mean.boot_high))
+                        if mean
+                        else (None, None)
+                    ),
                     *(min(values), max(values), int(last["samples"]), len(found[0][0].evaluations)),
                     summary([m.seconds["evaluate"] for m, _ in found]).mean,
                 )
             )
     note = "Runs of one arm differ in the seed; its recovery, if exact, changes nothing here."
-    return Table(f"Quality on held-out data at the target{in_brackets(comparison.scale())}", columns, tuple(rows), note, "summary.csv")
+    return Table(
+        f"Quality on held-out data at the target{in_brackets(comparison.scale())}",
+        columns,
+        tuple(rows),
+        note,
+        "summary.csv",
+    )

@@ -1,4 +1,6 @@
-"""Renders a table as CSV, Markdown, for a terminal and for the page. Records may hold any text: escaping is done by the renderers only."""
+"""Renders a table as CSV, Markdown, for a terminal and for the page. Records may hold any text:
+escaping is done by the renderers only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def csv_of(table: Table) -> bytes:
 
 
 def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    """CSV in UTF-8. Cells and headers are escaped, so that a spreadsheet treats no text from records as a formula."""
+    """CSV in UTF-8. Cells and headers are escaped, so that a spreadsheet treats no text from
+    records as a formula.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([_csv_cell(name) for name in header])
@@ -36,14 +40,28 @@ def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def _csv_cell(value: Any) -> Any:
-    return printable(f"'{value}" if value.startswith(_FORMULA) else value) if isinstance(value, str) else value
+    return (
+        printable(f"'{value}" if value.startswith(_FORMULA) else value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def escaped(text: str) -> str:
     """`text` escaped for Markdown."""
     plain = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    bare = re.sub(r"(?i)(:)(?=//)|\b(www)(?=\.)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain)  # no automatic links either
-    return "".join("\\" + c if c in "\\`*_[]|~" or (c == "#" and not bare.startswith("&", max(at - 1, 0))) else c for at, c in enumerate(bare))
+    # no automatic links either
+    bare = re.sub(
+        r"(?i)(:)(?=//)|\b(www)(?=\.)", lambda found: f"&#{ord(found[0][0])};{found[0][1:]}", plain
+    )
+    return "".join(
+        (
+            "\\" + c
+            if c in "\\`*_[]|~" or (c == "#" and not bare.startswith("&", max(at - 1, 0)))
+            else c
+        )
+        for at, c in enumerate(bare)
+    )
 
 
 def markdown_of(table: Table, most: int | None = None) -> list[str]:
@@ -73,10 +91,16 @@ def cut_note(table: Table, most: int | None) -> str:
 
 
 def terminal_of(table: Table, most: int | None = None) -> list[str]:
-    """The first `most` rows under their labels, text left-aligned and numbers right-aligned, without wrapping."""
+    """The first `most` rows under their labels, text left-aligned and numbers right-aligned,
+    without wrapping.
+    """
     shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for _, column in table.visible:
-        shown.add_column(Text(printable(column.label)), justify="left" if column.is_text else "right", no_wrap=True)
+        shown.add_column(
+            Text(printable(column.label)),
+            justify="left" if column.is_text else "right",
+            no_wrap=True,
+        )
     for row in _texts(table, most):
         shown.add_row(*(Text(printable(text)) for text in row))
     console = Console(file=io.StringIO(), width=100_000, color_system=None, legacy_windows=False)
@@ -93,7 +117,9 @@ def _texts(table: Table, most: int | None) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell for the page's template: texts are unescaped (jinja escapes them), `span` is the number of columns it fills. `label`: its column's."""
+    """A cell for the page's template: texts are unescaped (jinja escapes them), `span` is the
+    number of columns it fills. `label`: its column's.
+    """
 
     label: str
     text: str
@@ -112,7 +138,10 @@ class PageRow:
 
 def page_rows(table: Table) -> list[PageRow]:
     """The rows for the page's template; with true minus signs."""
-    return [PageRow(tuple(_page_cells(table, row)), _facets(table, row)) for row in table.rows[:MOST_ROWS]]
+    return [
+        PageRow(tuple(_page_cells(table, row)), _facets(table, row))
+        for row in table.rows[:MOST_ROWS]
+    ]
 
 
 def _page_cells(table: Table, row: Row) -> Iterable[PageCell]:
@@ -127,9 +156,23 @@ def _page_cell(value: Value, column: Column, span: int) -> PageCell:
     low, _, high = small.partition(" to ")
     small = "" if low == high else small  # an interval that is empty at the printed precision
     sorted_by = scalar(value)
-    key = "" if sorted_by is None else printable(sorted_by) if isinstance(sorted_by, str) else repr(float(sorted_by))
+    key = (
+        ""
+        if sorted_by is None
+        else printable(sorted_by)
+        if isinstance(sorted_by, str)
+        else repr(float(sorted_by))
+    )
     cell = value if isinstance(value, Cell) else Cell(value)
-    return PageCell(column.label, "\N{EN DASH}" if main == NONE else main, small, key, column.is_text, cell, span)
+    return PageCell(
+        column.label,
+        "\N{EN DASH}" if main == NONE else main,
+        small,
+        key,
+        column.is_text,
+        cell,
+        span,
+    )
 
 
 def _facets(table: Table, row: Row) -> dict[str, str]:
@@ -137,5 +180,7 @@ def _facets(table: Table, row: Row) -> dict[str, str]:
     found = {}
     for value, column in zip(row, table.columns, strict=False):
         if column.facet:
-            found[column.facet] = (isinstance(value, Cell) and value.arm) or str(scalar(value) or "")
+            found[column.facet] = (isinstance(value, Cell) and value.arm) or str(
+                scalar(value) or ""
+            )
     return found

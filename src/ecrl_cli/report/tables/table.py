@@ -1,4 +1,6 @@
-"""The type of all tables: columns with a kind, rows of values. Numbers stay numbers; None is a missing value."""
+"""The type of all tables: columns with a kind, rows of values. Numbers stay numbers; None is a
+missing value.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ecrl_cli.report.model.spans import is_range, span
 Scalar = str | int | float | bool | None
 
 
-# How numbers of each kind are formatted. Other kinds are text. `share` is a counted proportion: 0% and 100% are shown only if exact.
+# How numbers of each kind are formatted. Other kinds are text. `share` is a counted proportion: 0%
+# and 100% are shown only if exact.
 FORMATS: dict[str, Callable[[Any], str]] = {
     "count": formats.count,
     "number": formats.number,
@@ -38,9 +41,10 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 class Cell:
     """A value with additional information.
 
-    `kind`: if it differs from the column's. `low`, `high`: its 95% interval (with `is_range` the range of its values), possibly
-    without a value. `text`: shown instead of the value, which it is still sorted by. `small`: a remark. On the page, `arm` gives it
-    a colour, `anchor` a link, `badge` a verdict's symbol.
+    `kind`: if it differs from the column's. `low`, `high`: its 95% interval (with `is_range` the
+    range of its values), possibly without a value. `text`: shown instead of the value, which it is
+    still sorted by. `small`: a remark. On the page, `arm` gives it a colour, `anchor` a link,
+    `badge` a verdict's symbol.
     """
 
     value: Scalar = None
@@ -62,9 +66,11 @@ Row = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Column:
-    """`kind`: a key of FORMATS, or text. `key`: its name in CSV and JSON, if not the label. `help`: explains the label.
+    """`kind`: a key of FORMATS, or text. `key`: its name in CSV and JSON, if not the label. `help`:
+    explains the label.
 
-    `facet`: the facet of the page's filter that the column holds (suite, arm, seed or verdict). `hidden`: used by the filter only.
+    `facet`: the facet of the page's filter that the column holds (suite, arm, seed or verdict).
+    `hidden`: used by the filter only.
     """
 
     label: str
@@ -81,7 +87,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: as wide as `columns`; a shorter one ends with the reason why the rest is missing. `file`: the CSV with all rows."""
+    """`rows`: as wide as `columns`; a shorter one ends with the reason why the rest is missing.
+    `file`: the CSV with all rows.
+    """
 
     title: str
     columns: tuple[Column, ...]
@@ -98,8 +106,8 @@ class Table:
         return [(at, column) for at, column in enumerate(self.columns) if not column.hidden]
 
     def only(self, columns: Sequence[str], first: Collection[Value] | None = None) -> Table:
-        """The table with only the columns of these labels, in that order; a final reason in a short row is dropped. `first`: only the rows whose
-        first cell is one of these.
+        """The table with only the columns of these labels, in that order; a final reason in a short
+        row is dropped. `first`: only the rows whose first cell is one of these.
         """
         labels = [column.label for column in self.columns]
         chosen = [labels.index(label) for label in columns]
@@ -112,10 +120,16 @@ class Table:
         return replace(self, columns=tuple(self.columns[at] for at in chosen), rows=rows)
 
 
-def records_table(records: Sequence[Mapping[str, Scalar]], empty: Sequence[str] = ("run",)) -> Table:
+def records_table(
+    records: Sequence[Mapping[str, Scalar]], empty: Sequence[str] = ("run",)
+) -> Table:
     """Records with equal keys as a table; `empty`: the columns if there is no record."""
     keys = list(records[0]) if records else list(empty)
-    return Table("", tuple(Column(key) for key in keys), tuple(tuple(record.get(key) for key in keys) for record in records))
+    return Table(
+        "",
+        tuple(Column(key) for key in keys),
+        tuple(tuple(record.get(key) for key in keys) for record in records),
+    )
 
 
 def scalar(value: Value) -> Scalar:
@@ -138,14 +152,24 @@ def texts_of(value: Value, column: Column) -> tuple[str, str]:
     """`value`, and the smaller text below it: its interval, or a remark."""
     cell = value if isinstance(value, Cell) else Cell(value)
     kind = cell.kind or column.kind
-    ends = "" if cell.low is None or cell.high is None else _span(cell.low, cell.high, kind) + " (range)" * cell.is_range
+    ends = (
+        ""
+        if cell.low is None or cell.high is None
+        else _span(cell.low, cell.high, kind) + " (range)" * cell.is_range
+    )
     if cell.value is None and not cell.text:
         return ends or formats.NONE, ""
-    return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(cell.small or ends)
+    return formats.printable(cell.text or _formatted(cell.value, kind)), formats.printable(
+        cell.small or ends
+    )
 
 
 def _span(low: float, high: float, kind: str) -> str:
-    return "all identical" if formats.identical(low, high) else f"{_formatted(low, kind)} to {_formatted(high, kind)}"
+    return (
+        "all identical"
+        if formats.identical(low, high)
+        else f"{_formatted(low, kind)} to {_formatted(high, kind)}"
+    )
 
 
 def _formatted(value: Scalar, kind: str) -> str:
@@ -153,13 +177,19 @@ def _formatted(value: Scalar, kind: str) -> str:
         return formats.NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return FORMATS[kind](value) if kind in FORMATS and isinstance(value, int | float) else str(value)
+    return (
+        FORMATS[kind](value) if kind in FORMATS and isinstance(value, int | float) else str(value)
+    )
 
 
 def mean_cell(found: Summary | None, kind: str = "", *, strong: bool = False) -> Value:
     """A mean with its interval by Student's t, of two values with their range."""
     low, high = span(found) or (None, None)
-    return Cell(found.mean, kind, low, high, strong=strong, is_range=is_range(found)) if found else None
+    return (
+        Cell(found.mean, kind, low, high, strong=strong, is_range=is_range(found))
+        if found
+        else None
+    )
 
 
 def span_cell(found: Summary | None, kind: str = "") -> Value:
@@ -174,10 +204,16 @@ def interval_cell(low: float | None, high: float | None, kind: str = "") -> Valu
 
 
 def signs_cell(signs: Signs) -> Cell:
-    """How many pairs increased; the exact interval of their share and the p-value of the two-sided sign test."""
+    """How many pairs increased; the exact interval of their share and the p-value of the two-sided
+    sign test.
+    """
     ties = f", {signs.ties} equal" if signs.ties else ""
     text = f"{signs.positive} of {signs.positive + signs.negative} up{ties}"
     if signs.low is None or signs.high is None or signs.p is None:
         return Cell(signs.positive, text=text)
     p = f"p {'<' if signs.p < 0.001 else '='} {max(signs.p, 0.001):.3f}"
-    return Cell(signs.positive, text=text, small=f"{formats.share(signs.low)} to {formats.share(signs.high)}, {p}")
+    return Cell(
+        signs.positive,
+        text=text,
+        small=f"{formats.share(signs.low)} to {formats.share(signs.high)}, {p}",
+    )

@@ -1,4 +1,6 @@
-"""What may be claimed about the axes of a sweep: a sentence for each effect, and the statistics behind it."""
+"""What may be claimed about the axes of a sweep: a sentence for each effect, and the statistics
+behind it.
+"""
 
 from __future__ import annotations
 

@@ -23,35 +23,65 @@ def progress(study: StudyResult) -> str:
     passed = len(result.gates) - len(study.failed)
     trials = f"{count(result.done)} of {plural(result.planned, 'trial')}"
     skipped = f", skipped: {listed([skip.arm for skip in result.skips])}" if result.skips else ""
-    return f"{trials}, {passed} of {plural(len(result.gates), 'gate')} passed{skipped}, seed {study.seed}"
+    return (
+        f"{trials}, {passed} of {plural(len(result.gates), 'gate')} passed{skipped}, seed"
+        f" {study.seed}"
+    )
 
 
 def badge(study: StudyResult) -> tuple[str, str, str]:
     """Tone, symbol and word."""
     tone = headline(study)[1]
     if tone != "doubt":
-        return {"good": ("good", "\N{CHECK MARK}", "passed"), "bad": ("bad", "\N{MULTIPLICATION X}", "failed")}[tone]
-    return "doubt", "?", "no result" if study.result is None else "with skips" if study.result.complete else "incomplete"
+        return {
+            "good": ("good", "\N{CHECK MARK}", "passed"),
+            "bad": ("bad", "\N{MULTIPLICATION X}", "failed"),
+        }[tone]
+    return (
+        "doubt",
+        "?",
+        (
+            "no result"
+            if study.result is None
+            else "with skips"
+            if study.result.complete
+            else "incomplete"
+        ),
+    )
 
 
 def summarize_studies(studies: Sequence[StudyResult]) -> ReportSummary:
     """The summary of all studies: the worst result in the headline, then one sentence for each."""
     tones = [headline(study)[1] for study in studies]
     worst = min(tones, key=_WORST_FIRST.index)
-    named = listed(list(dict.fromkeys(study.name for study, tone in zip(studies, tones, strict=True) if tone == worst)))
+    named = listed(
+        list(
+            dict.fromkeys(
+                study.name for study, tone in zip(studies, tones, strict=True) if tone == worst
+            )
+        )
+    )
     if len(studies) == 1:
         title = f"{studies[0].name}: {headline(studies[0])[0]}"
     elif worst == "good":
         title = f"Every gate of {plural(len(studies), 'study', 'studies')} passed"
     else:
-        title = f"Gates failed in {named}" if worst == "bad" else f"No gate failed, but not everything was tried: {named}"
+        title = (
+            f"Gates failed in {named}"
+            if worst == "bad"
+            else f"No gate failed, but not everything was tried: {named}"
+        )
     return told(title, worst, ([f"{study.name}: {progress(study)}."] for study in studies))
 
 
 def join_summaries(runs: ReportSummary, studies: ReportSummary) -> ReportSummary:
     """One summary for runs and studies: the runs first, with the worse tone."""
     tone = min((runs.tone, studies.tone), key=_WORST_FIRST.index)
-    title = runs.headline if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone) else f"{runs.headline}. {studies.headline}"
+    title = (
+        runs.headline
+        if _WORST_FIRST.index(runs.tone) <= _WORST_FIRST.index(studies.tone)
+        else f"{runs.headline}. {studies.headline}"
+    )
     return ReportSummary(title, tone, (*runs.paragraphs, studies.statements), runs.leading)
 
 
@@ -68,7 +98,11 @@ def command(study: StudyResult) -> str:
     kind = STUDIES.get(study.name)
     usual: dict[str, Any] = encode(kind()) if kind else {}
     words = [f"study={study.name}", f"seed={study.seed}"]
-    words += [f"study.{key}={_value(value)}" for key, value in inner.items() if key != "name" and value != usual.get(key)]
+    words += [
+        f"study.{key}={_value(value)}"
+        for key, value in inner.items()
+        if key != "name" and value != usual.get(key)
+    ]
     return " ".join(["ecrl", "study", *map(shlex.quote, words)])
 
 
@@ -85,7 +119,11 @@ def circumstances(study: StudyResult) -> str:
     system, processor = (part if isinstance(part, dict) else {} for part in (system, processor))
     parts = [f"Linux {environment['kernel']}"] if environment.get("kernel") else []
     parts += [f"{system['type']} on {system.get('mount_point', '?')}"] if system.get("type") else []
-    parts += [f"{processor['model']}, {processor.get('logical', '?')} processors"] if processor.get("model") else []
+    parts += (
+        [f"{processor['model']}, {processor.get('logical', '?')} processors"]
+        if processor.get("model")
+        else []
+    )
     parts += [f"ECRL {environment['ecrl']}"] if environment.get("ecrl") else []
     if study.result:
         parts.append(f"{duration(study.result.seconds)} of trials")

@@ -1,8 +1,9 @@
 """Follows the records of one run as they grow and takes their figures to its tracker:
 `python -m ecrl_cli.runs.tracking.follow RUN_DIR TRACKER PLACE`.
 
-It only reads what the run has written, in a process of its own: it can neither change nor end a run. It ends when its standard input does, having
-said what is on record by then. Its place in the records is kept in RUN_DIR/tracker/, so that each step is said once over all sessions.
+It only reads what the run has written, in a process of its own: it can neither change nor end a
+run. It ends when its standard input does, having said what is on record by then. Its place in the
+records is kept in RUN_DIR/tracker/, so that each step is said once over all sessions.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ FIGURES = ("goodput", "wall_s", "restarts", "replayed_steps", "committed_steps")
 
 
 class Follower:
-    """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been told; `evaluated`: the last of those that were
-    evaluated."""
+    """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been
+    told; `evaluated`: the last of those that were evaluated.
+    """
 
     def __init__(self, run: Path, name: str, place: str) -> None:
         self.layout = RunLayout(run)
@@ -43,15 +45,28 @@ class Follower:
         self.said, self.evaluated = int(before.get("step", 0)), int(before.get("evaluated", 0))
         self._read: dict[Path, int] = {}
         self._time: float | None = None
-        config = {key: value for key, value in flat(encode(stored.config)) if value not in ("", [], {})}
+        config = {
+            key: value for key, value in flat(encode(stored.config)) if value not in ("", [], {})
+        }
         ident = stored.run_id[:16] + f"-{self.layout.config.stat().st_ino:x}"
-        self.tracker: Tracker = TRACKERS.of(name).load()(place or str(run / FOLDER / name), run.name, ident, config)
+        self.tracker: Tracker = TRACKERS.of(name).load()(
+            place or str(run / FOLDER / name), run.name, ident, config
+        )
 
     def more(self) -> None:
-        """Tells the tracker the steps and evaluations that have come since, in order; what is done again is not said again."""
-        # Rank 0's lines are read first: an evaluation is recorded before the line of the next step, so that none of these steps lacks its own.
-        steps = [(int(line["global_step"]), 0, line) for line in self._new_lines(lambda logs: logs.rank(0))]
-        evaluations = [(int(line["global_step"]), 1, line) for line in self._new_lines(lambda logs: logs.evaluations)]
+        """Tells the tracker the steps and evaluations that have come since, in order; what is done
+        again is not said again.
+        """
+        # Rank 0's lines are read first: an evaluation is recorded before the line of the next step,
+        # so that none of these steps lacks its own.
+        steps = [
+            (int(line["global_step"]), 0, line)
+            for line in self._new_lines(lambda logs: logs.rank(0))
+        ]
+        evaluations = [
+            (int(line["global_step"]), 1, line)
+            for line in self._new_lines(lambda logs: logs.evaluations)
+        ]
         for step, kind, line in sorted([*steps, *evaluations], key=lambda item: item[:2]):
             if kind:
                 self._say_evaluation(step, line)
@@ -62,7 +77,9 @@ class Follower:
     def _say_evaluation(self, step: int, line: dict[str, Any]) -> None:
         if step <= self.evaluated:
             return
-        self.tracker.step(step, {f"held_out_{name}": float(value) for name, value in line["measures"].items()})
+        self.tracker.step(
+            step, {f"held_out_{name}": float(value) for name, value in line["measures"].items()}
+        )
         self.evaluated = step
 
     def _new_lines(self, of: Callable[[AttemptLayout], Path]) -> Iterator[dict[str, Any]]:
@@ -83,9 +100,17 @@ class Follower:
         values, words = {}, {}
         if self.layout.metrics.exists():
             metrics = read_json(self.layout.metrics)
-            values = {key: float(metrics[key]) for key in FIGURES if isinstance(metrics.get(key), int | float)}
+            values = {
+                key: float(metrics[key])
+                for key in FIGURES
+                if isinstance(metrics.get(key), int | float)
+            }
             final = metrics.get("final") or {}
-            values |= {f"final_{name}": float(final[name]) for name in ("loss", "accuracy") if isinstance(final.get(name), float)}
+            values |= {
+                f"final_{name}": float(final[name])
+                for name in ("loss", "accuracy")
+                if isinstance(final.get(name), float)
+            }
             words["status"] = str(metrics.get("terminal_status"))
         if self.layout.verdict.exists():
             words["verdict"] = str(read_json(self.layout.verdict)["status"])
@@ -98,7 +123,11 @@ def _figures(line: dict[str, Any]) -> dict[str, float]:
     """The figures of a line of rank 0."""
     losses = line["loss"]
     loss = math.fsum(losses) / len(losses) if isinstance(losses, list) else float(losses)
-    values = {"loss": loss, "step_seconds": float(line["seconds"]), "attempt": float(line["attempt"])}
+    values = {
+        "loss": loss,
+        "step_seconds": float(line["seconds"]),
+        "attempt": float(line["attempt"]),
+    }
     return values | ({"learning_rate": float(line["lr"])} if line.get("lr") is not None else {})
 
 
@@ -110,7 +139,9 @@ def main(run: str, name: str, place: str) -> int:
             follower.more()
         follower.end()
     except Exception as error:
-        sys.stdout.write((error.line()[:300] if isinstance(error, EcrlError) else first_line(error)) + "\n")
+        sys.stdout.write(
+            (error.line()[:300] if isinstance(error, EcrlError) else first_line(error)) + "\n"
+        )
         return 1
     return 0
 

@@ -1,6 +1,8 @@
-"""The trackers: each takes a run's figures to one place. Only the process that follows a run imports these packages.
+"""The trackers: each takes a run's figures to one place. Only the process that follows a run
+imports these packages.
 
-`place`: a folder, address or file (tracker.place); `ident`: names the run at the tracker, the same over all its sessions and for its verdict.
+`place`: a folder, address or file (tracker.place); `ident`: names the run at the tracker, the same
+over all its sessions and for its verdict.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class TensorBoard:
     def step(self, step: int, values: Values) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        figures = [self._summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        figures = [
+            self._summary.Value(tag=key, simple_value=value) for key, value in values.items()
+        ]
         self._writer.add_event(Event(step=step, summary=self._summary(value=figures)))
 
     def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
@@ -53,7 +57,10 @@ class TensorBoard:
         from tensorboard.util.tensor_util import make_tensor_proto
 
         metadata = create_summary_metadata(display_name=None, description=None)
-        texts = [self._summary.Value(tag=key, metadata=metadata, tensor=make_tensor_proto(text)) for key, text in words.items()]
+        texts = [
+            self._summary.Value(tag=key, metadata=metadata, tensor=make_tensor_proto(text))
+            for key, text in words.items()
+        ]
         self._writer.add_event(Event(step=step, summary=self._summary(value=texts)))
 
     def close(self) -> None:
@@ -61,14 +68,17 @@ class TensorBoard:
 
 
 class MLflow:
-    _ENDS: ClassVar = {"completed": "FINISHED", "gave_up": "FAILED", "refused": "FAILED"}  # of a run that has not ended: KILLED
+    # of a run that has not ended: KILLED
+    _ENDS: ClassVar = {"completed": "FINISHED", "gave_up": "FAILED", "refused": "FAILED"}
     _end = "KILLED"
 
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=place if "://" in place else Path(place).absolute().as_uri())
+        self._client = MlflowClient(
+            tracking_uri=place if "://" in place else Path(place).absolute().as_uri()
+        )
         found = self._client.get_experiment_by_name("ecrl")
         experiment = found.experiment_id if found else self._client.create_experiment("ecrl")
         before = self._client.search_runs([experiment], f"tags.ecrl = '{ident}'", max_results=1)
@@ -76,7 +86,9 @@ class MLflow:
             self._run = before[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
             return
-        self._run = self._client.create_run(experiment, tags={"ecrl": ident}, run_name=name).info.run_id
+        self._run = self._client.create_run(
+            experiment, tags={"ecrl": ident}, run_name=name
+        ).info.run_id
         for key, value in config.items():
             self._client.log_param(self._run, key, value)
 
@@ -99,8 +111,23 @@ class WandB:
         import wandb
 
         Path(place).mkdir(parents=True, exist_ok=True)
-        settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True, host="")
-        given = {"project": "ecrl", "name": name, "id": ident, "dir": place, "config": dict(config), "mode": "offline", "resume": "allow"}
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            host="",
+        )
+        given = {
+            "project": "ecrl",
+            "name": name,
+            "id": ident,
+            "dir": place,
+            "config": dict(config),
+            "mode": "offline",
+            "resume": "allow",
+        }
         self._run = wandb.init(**given, settings=settings)
 
     def step(self, step: int, values: Values) -> None:
@@ -114,7 +141,9 @@ class WandB:
 
 
 class Prometheus:
-    """NAME.prom in the folder `place`, written anew as a whole each time, by a rename: a reader never sees half of it."""
+    """NAME.prom in the folder `place`, written anew as a whole each time, by a rename: a reader
+    never sees half of it.
+    """
 
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
         self._path, self._name = Path(place) / f"{name}.prom", name
@@ -125,11 +154,21 @@ class Prometheus:
         self._words: dict[str, str] = {}
 
     def _before(self) -> dict[str, float]:
-        """What an earlier session has told of this run, for when the run is judged only now; nothing where the file is another's."""
+        """What an earlier session has told of this run, for when the run is judged only now;
+        nothing where the file is another's.
+        """
         try:
             lines = self._path.read_text(encoding="utf-8").split("\n")
-            values = [line.removeprefix("ecrl_").partition("{") for line in lines if line.startswith("ecrl_") and ',is="' not in line]
-            return {key: float(rest.rpartition(" ")[2]) for key, _, rest in values} if lines[0] == self._whose else {}
+            values = [
+                line.removeprefix("ecrl_").partition("{")
+                for line in lines
+                if line.startswith("ecrl_") and ',is="' not in line
+            ]
+            return (
+                {key: float(rest.rpartition(" ")[2]) for key, _, rest in values}
+                if lines[0] == self._whose
+                else {}
+            )
         except (OSError, ValueError):
             return {}
 
@@ -143,9 +182,15 @@ class Prometheus:
         self._words |= words
         lines = [self._whose]
         for key, value in sorted(self._gauges.items()):
-            lines += [f"# TYPE ecrl_{key} gauge", f'ecrl_{key}{{run="{_label(self._name)}"}} {value!r}']
+            lines += [
+                f"# TYPE ecrl_{key} gauge",
+                f'ecrl_{key}{{run="{_label(self._name)}"}} {value!r}',
+            ]
         for key, text in sorted(self._words.items()):
-            lines += [f"# TYPE ecrl_{key} gauge", f'ecrl_{key}{{run="{_label(self._name)}",is="{_label(text)}"}} 1']
+            lines += [
+                f"# TYPE ecrl_{key} gauge",
+                f'ecrl_{key}{{run="{_label(self._name)}",is="{_label(text)}"}} 1',
+            ]
         write_whole(self._path, ("\n".join(lines) + "\n").encode(), durable=False)
 
     def close(self) -> None: ...

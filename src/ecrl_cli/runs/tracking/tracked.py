@@ -1,4 +1,6 @@
-"""Starts and ends the process that takes a run's figures to its tracker. Whatever becomes of it is said in one line and ends nothing."""
+"""Starts and ends the process that takes a run's figures to its tracker. Whatever becomes of it is
+said in one line and ends nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ COMMAND = (sys.executable, "-m", "ecrl_cli.runs.tracking.follow")
 
 @contextmanager
 def tracked(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> Iterator[None]:
-    """While entered, the run's figures go to its tracker; at the end metrics and verdict follow, as far as they are on record."""
+    """While entered, the run's figures go to its tracker; at the end metrics and verdict follow, as
+    far as they are on record.
+    """
     if config.tracker.name == NONE.name:
         yield
         return
@@ -37,7 +41,9 @@ def tracked(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) ->
 
 
 def tell(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> None:
-    """Tells the run's tracker what is on record by now: metrics and verdict, and the steps that it has not been told."""
+    """Tells the run's tracker what is on record by now: metrics and verdict, and the steps that it
+    has not been told.
+    """
     if config.tracker.name == NONE.name:
         say(f"{layout.root.name}: began without a tracker; --track has nobody to tell")
     with tracked(config, layout, say):
@@ -45,12 +51,21 @@ def tell(config: RunConfig, layout: RunLayout, say: Callable[[str], None]) -> No
 
 
 def _start(config: RunConfig, layout: RunLayout, output: object) -> subprocess.Popen[bytes]:
-    given = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    process: subprocess.Popen[bytes] = subprocess.Popen([*COMMAND, str(layout.root), config.tracker.name, config.tracker.place], **given)  # type: ignore[call-overload]
+    given = {
+        "stdin": subprocess.PIPE,
+        "stdout": output,
+        "stderr": subprocess.DEVNULL,
+        "start_new_session": True,
+    }
+    process: subprocess.Popen[bytes] = subprocess.Popen(
+        [*COMMAND, str(layout.root), config.tracker.name, config.tracker.place], **given
+    )  # type: ignore[call-overload]
     return process
 
 
-def say_what_went_wrong(process: subprocess.Popen[bytes], name: str, output: object, say: Callable[[str], None]) -> None:
+def say_what_went_wrong(
+    process: subprocess.Popen[bytes], name: str, output: object, say: Callable[[str], None]
+) -> None:
     """Lets the tracker say the rest, at most LAST_S."""
     assert process.stdin is not None
     with suppress(OSError):
@@ -60,9 +75,15 @@ def say_what_went_wrong(process: subprocess.Popen[bytes], name: str, output: obj
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        say(f"tracker={name}: did not end within {LAST_S:.0f} s and was ended; the records are whole")
+        say(
+            f"tracker={name}: did not end within {LAST_S:.0f} s and was ended; the records are"
+            " whole"
+        )
         return
     if code:
         output.seek(0)  # type: ignore[attr-defined]
         lines = output.read().decode(errors="replace").splitlines()  # type: ignore[attr-defined]
-        say(f"tracker={name}: {visible(lines[-1] if lines else f'exit code {code}')}; the records are whole")
+        say(
+            f"tracker={name}: {visible(lines[-1] if lines else f'exit code {code}')}; the records"
+            " are whole"
+        )

@@ -1,4 +1,6 @@
-"""Bytes of a checkpoint damaged in memory: faults drawn at random over realistic content, and every position of a small checkpoint in turn."""
+"""Bytes of a checkpoint damaged in memory: faults drawn at random over realistic content, and every
+position of a small checkpoint in turn.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from ecrl_cli.checkpoint.store.integrity import IntegrityReport, verify_checkpoi
 from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.storage.writing import BLOCK
 from ecrl_cli.studies.corruption.content import PUBLISHED, committed, training_specs
-from ecrl_cli.studies.corruption.in_memory import ROOT, BytesFs, Counts, Files, Verdict, outcome, verdict_of, verify_files
+from ecrl_cli.studies.corruption.in_memory import (
+    ROOT,
+    BytesFs,
+    Counts,
+    Files,
+    Verdict,
+    outcome,
+    verdict_of,
+    verify_files,
+)
 from ecrl_cli.studies.frame.store_fixture import GUARD
 from ecrl_cli.studies.frame.study import Arm, StudyContext, Trial, asked
 
@@ -57,7 +68,11 @@ def swap_blocks(data: bytes, rng: random.Random) -> bytes:
     return put(put(data, first, data[second : second + size]), second, data[first : first + size])
 
 
-PUBLISHED_FAULTS: dict[str, Fault] = {"bitflip": bitflip, "zerorange": zerorange, "truncate": truncate}
+PUBLISHED_FAULTS: dict[str, Fault] = {
+    "bitflip": bitflip,
+    "zerorange": zerorange,
+    "truncate": truncate,
+}
 IN_A_FILE: dict[str, Fault] = PUBLISHED_FAULTS | {
     "garbage": garbage,
     "extend": extend,
@@ -65,11 +80,14 @@ IN_A_FILE: dict[str, Fault] = PUBLISHED_FAULTS | {
     "swap_blocks": swap_blocks,
 }
 SWAP_PARTS = "swap_parts"
-SMALLEST = {"duplicate_block": 2 * BLOCK, "swap_blocks": 2 * BLOCK}  # minimum file size for the fault, in bytes
+# minimum file size for the fault, in bytes
+SMALLEST = {"duplicate_block": 2 * BLOCK, "swap_blocks": 2 * BLOCK}
 
 
 def zeros_over_zeros(data: bytes, rng: random.Random) -> bytes:
-    """Zero a range that is zero already: the published study counted one as missed; it must be accepted."""
+    """Zero a range that is zero already: the published study counted one as missed; it must be
+    accepted.
+    """
     places = [start for start in range(len(data) - 2) if data[start : start + 3] == bytes(3)]
     return put(data, rng.choice(places), bytes(3)) if places else data
 
@@ -98,7 +116,12 @@ def _random_trials(setting: StudyContext) -> list[Trial]:
     for number, start in enumerate(range(0, count, RANDOM_SLICE)):
         for fault in RANDOM_FAULTS:
             layout = "group" if fault == SWAP_PARTS else LAYOUTS[number % 2]
-            facts = {"arm": "random", "fault": fault, "layout": layout, "injections": min(RANDOM_SLICE, count - start)}
+            facts = {
+                "arm": "random",
+                "fault": fault,
+                "layout": layout,
+                "injections": min(RANDOM_SLICE, count - start),
+            }
             found.append(Trial(f"random/{fault}/{number:04d}", facts))
     return found
 
@@ -109,13 +132,17 @@ def run_random(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     for number in range(int(trial.facts["injections"])):
         changed, where = injured(files, fault, rng)
         verdict = verify_files(changed, name)
-        counts.add(outcome(verdict, changed != files), verdict, changed != files, f"{number}: {where}")
+        counts.add(
+            outcome(verdict, changed != files), verdict, changed != files, f"{number}: {where}"
+        )
     return counts.found()
 
 
 def two_ranks(setting: StudyContext, seed: int, *, single: bool) -> tuple[str, dict[str, bytes]]:
     """A committed checkpoint of two ranks with a predecessor: its name, and its files."""
-    name, files = committed(setting.scratch / "run", training_specs(*PUBLISHED, world_size=2), seed, single=single)
+    name, files = committed(
+        setting.scratch / "run", training_specs(*PUBLISHED, world_size=2), seed, single=single
+    )
     return name, {path: data for path, data in files.items() if path.startswith(_NAME)}
 
 
@@ -124,7 +151,9 @@ def injured(files: Files, fault: str, rng: random.Random) -> tuple[dict[str, byt
     if fault == SWAP_PARTS:
         first, second = rng.sample(sorted(files), 2)
         return dict(files) | {first: files[second], second: files[first]}, f"{first} and {second}"
-    name = rng.choice([name for name in sorted(files) if len(files[name]) >= SMALLEST.get(fault, 1)])
+    name = rng.choice(
+        [name for name in sorted(files) if len(files[name]) >= SMALLEST.get(fault, 1)]
+    )
     return dict(files) | {name: IN_A_FILE[fault](files[name], rng)}, name
 
 
@@ -136,7 +165,9 @@ _NAME = "step_00000020"
 
 @dataclass(frozen=True)
 class Region:
-    """The bit flips of one file (each of `bits` in each byte) and its truncations (to every `stride`th length), numbered consecutively."""
+    """The bit flips of one file (each of `bits` in each byte) and its truncations (to every
+    `stride`th length), numbered consecutively.
+    """
 
     name: str
     data: bytes
@@ -156,21 +187,32 @@ class Region:
             length = (number - self.flips) * self.stride
             return self.data[:length], f"{self.name} cut to {length} bytes"
         place, bit = number // len(self.bits), self.bits[number % len(self.bits)]
-        return put(self.data, place, bytes([self.data[place] ^ 1 << bit])), f"{self.name} byte {place} bit {bit}"
+        return (
+            put(self.data, place, bytes([self.data[place] ^ 1 << bit])),
+            f"{self.name} byte {place} bit {bit}",
+        )
 
 
 def _files(context: StudyContext) -> dict[str, dict[str, bytes]]:
-    """The files of a small store, by layout; identical in every process, and so are the mutations."""
+    """The files of a small store, by layout; identical in every process, and so are the
+    mutations.
+    """
     return {layout: _small(context, single=layout == "single") for layout in LAYOUTS}
 
 
 def regions(context: StudyContext, layout: str) -> list[Region]:
-    """Records and pointer: every bit and every length. Parts: first and last bit of each byte, every 7th length."""
+    """Records and pointer: every bit and every length. Parts: first and last bit of each byte,
+    every 7th length.
+    """
     found = []
     for name, data in context.shared(_files)[layout].items():
         record = name.endswith((MANIFEST, COMMIT, LATEST, _NAME + ".json"))
         if name.startswith(_NAME) or name == LATEST:
-            found.append(Region(name, data, tuple(_ALL if record else _ENDS), 1 if name.endswith(".json") else 7))
+            found.append(
+                Region(
+                    name, data, tuple(_ALL if record else _ENDS), 1 if name.endswith(".json") else 7
+                )
+            )
     return found
 
 
@@ -186,13 +228,19 @@ def _exhaustive_trials(context: StudyContext) -> list[Trial]:
                     "start": start,
                     "stop": min(start + EXHAUSTIVE_SLICE, len(region)),
                 }
-                found.append(Trial(f"exhaustive/{layout}/{region.name.rpartition('/')[2]}/{start:06d}", facts))
+                found.append(
+                    Trial(
+                        f"exhaustive/{layout}/{region.name.rpartition('/')[2]}/{start:06d}", facts
+                    )
+                )
     return found
 
 
 def run_exhaustive(context: StudyContext, trial: Trial) -> dict[str, Any]:
     layout, counts = str(trial.facts["layout"]), Counts()
-    region = next(region for region in regions(context, layout) if region.name == trial.facts["file"])
+    region = next(
+        region for region in regions(context, layout) if region.name == trial.facts["file"]
+    )
     for number in range(trial.facts["start"], trial.facts["stop"]):
         data, where = region.mutated(number)
         verdict = _verify(context.shared(_files)[layout] | {region.name: data}, layout, region.name)
@@ -211,13 +259,21 @@ def _verify(files: dict[str, bytes], layout: str, name: str) -> Verdict:
     def chosen() -> IntegrityReport:
         report = newest_valid(fs, ROOT, lambda path: verify_checkpoint(path, GUARD, fs)).report
         right = report is not None and report.path.name == newest
-        return report if report and right else IntegrityReport(ROOT / newest, False, "pointer", "recovery chose another checkpoint")
+        return (
+            report
+            if report and right
+            else IntegrityReport(
+                ROOT / newest, False, "pointer", "recovery chose another checkpoint"
+            )
+        )
 
     return verdict_of(chosen)
 
 
 def _small(context: StudyContext, *, single: bool) -> dict[str, bytes]:
-    name, files = committed(context.scratch / "small", training_specs(*SMALL), context.seed, single=single)
+    name, files = committed(
+        context.scratch / "small", training_specs(*SMALL), context.seed, single=single
+    )
     pointer = {"path": name, "epoch": 0, "global_step": 20, "world_size": 1, "timestamp": 0.0}
     return files | {LATEST: (json.dumps(pointer, sort_keys=True) + "\n").encode()}
 

@@ -1,4 +1,6 @@
-"""What the integrity check says of checkpoints that lie as bytes in memory, so that it can be asked thousands of times; its verdicts, counted."""
+"""What the integrity check says of checkpoints that lie as bytes in memory, so that it can be asked
+thousands of times; its verdicts, counted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ecrl_cli.studies.frame.store_fixture import GUARD
 
 @dataclass(frozen=True)
 class Verdict:
-    """`layer`: the rejecting layer (empty: none). `untyped`: an exception from the integrity check, which promises to raise none."""
+    """`layer`: the rejecting layer (empty: none). `untyped`: an exception from the integrity check,
+    which promises to raise none.
+    """
 
     layer: str = ""
     reason: str = ""
@@ -40,7 +44,9 @@ def verdict_of(examine: Callable[[], IntegrityReport]) -> Verdict:
 
 
 def outcome(verdict: Verdict, changed: bool) -> str:
-    """The outcome class of one check of a checkpoint whose bytes were `changed` (if not, it must pass)."""
+    """The outcome class of one check of a checkpoint whose bytes were `changed` (if not, it must
+    pass).
+    """
     if verdict.untyped:
         return "untyped"
     if verdict.accepted:
@@ -48,7 +54,8 @@ def outcome(verdict: Verdict, changed: bool) -> str:
     return "detected"
 
 
-Files = Mapping[str, bytes]  # by path below a checkpoint folder: "step_00000020/MANIFEST.json", "latest.json"
+# by path below a checkpoint folder: "step_00000020/MANIFEST.json", "latest.json"
+Files = Mapping[str, bytes]
 ROOT = Path("/checkpoints")
 
 
@@ -105,7 +112,9 @@ class BytesFs(PosixFs):
         if path not in self._files and path not in self._folders:
             raise _refused("stat", path, errno.ENOENT)
         kind = stat.S_IFDIR | 0o700 if path in self._folders else stat.S_IFREG | 0o600
-        return os.stat_result((kind, 0, 1, 1, os.geteuid(), os.getegid(), len(self._files.get(path, b"")), 0, 0, 0))
+        return os.stat_result(
+            (kind, 0, 1, 1, os.geteuid(), os.getegid(), len(self._files.get(path, b"")), 0, 0, 0)
+        )
 
 
 def _refused(call: str, path: str, number: int) -> StorageError:
@@ -128,7 +137,9 @@ class Counts:
         self._first: dict[str, str] = {}
 
     def add(self, outcome: str, verdict: Verdict, changed: bool, where: str) -> None:
-        """Add one injection at `where` with `outcome`. A rejection of an unchanged checkpoint is an error, too."""
+        """Add one injection at `where` with `outcome`. A rejection of an unchanged checkpoint is an
+        error, too.
+        """
         self._counts["injections"] += 1
         self._counts["noops"] += not changed
         if changed or outcome == "untyped":
@@ -141,10 +152,14 @@ class Counts:
         if what == "detected":
             self._layers[verdict.layer] += 1
         else:
-            self._first.setdefault(what, f"{where}: {verdict.layer or verdict.untyped or 'accepted'}")
+            self._first.setdefault(
+                what, f"{where}: {verdict.layer or verdict.untyped or 'accepted'}"
+            )
 
     def found(self) -> dict[str, Any]:
-        """For the record: counts, counts by detecting layer, and one example of each kind of error."""
+        """For the record: counts, counts by detecting layer, and one example of each kind of
+        error.
+        """
         return {name: self._counts[name] for name in COUNTS} | {
             "layers": dict(sorted(self._layers.items())),
             "first": dict(sorted(self._first.items())),

@@ -1,4 +1,6 @@
-"""Integrity checks with a layer left out, patched into this process for a trial: the structural rows and random faults again under each."""
+"""Integrity checks with a layer left out, patched into this process for a trial: the structural
+rows and random faults again under each.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def _matching_any_commit(self: Any, data: bytes) -> None:
 def _of_any_step(self: Any, data: bytes) -> None:
     """Accepts manifest and commit of different runs, attempts and steps."""
     commit, told = self.found.commit, _manifest_unchecked(data)
-    self.found.commit = replace(commit, run_id=told.run_id, attempt=told.attempt, global_step=told.global_step)
+    self.found.commit = replace(
+        commit, run_id=told.run_id, attempt=told.attempt, global_step=told.global_step
+    )
     _take_manifest(self, data)
     self.found.commit = commit
 
@@ -73,7 +77,9 @@ def _places_as_told(header: bytes, part: PartEntry) -> list[TensorPlace]:
     """Uses the header's offsets under the manifest's names without further checks."""
     start, told, found = 8 + len(header), _parse(header), []
     for name, entry in part.tensors.items():
-        spec = TensorSpec(name, entry.dtype if entry.dtype in DTYPES else "torch.uint8", entry.shape)
+        spec = TensorSpec(
+            name, entry.dtype if entry.dtype in DTYPES else "torch.uint8", entry.shape
+        )
         found.append(TensorPlace(spec, start + told[name]["data_offsets"][0]))
     return sorted(found, key=lambda place: place.offset)
 
@@ -83,10 +89,16 @@ def _layer_lets_through(name: str) -> Iterator[None]:
     yield
 
 
-def _newest_of_all(fs: Fs, root: Any, examine: Callable[[Any], integrity.IntegrityReport]) -> catalog.ResumeChoice:
+def _newest_of_all(
+    fs: Fs, root: Any, examine: Callable[[Any], integrity.IntegrityReport]
+) -> catalog.ResumeChoice:
     """Trusts the newest name."""
     found = catalog.entries(fs, root)
-    return replace(_newest_valid(fs, root, examine), report=examine(found[0].path)) if found else catalog.ResumeChoice(None, ())
+    return (
+        replace(_newest_valid(fs, root, examine), report=examine(found[0].path))
+        if found
+        else catalog.ResumeChoice(None, ())
+    )
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -98,7 +110,10 @@ def _always(*_: Any) -> bool:
 
 
 MUTANTS: dict[str, Patches] = {
-    "any spelling of COMMIT": [(integrity, "parse_canonical", _parse), (manifest, "parse_canonical", _parse)],
+    "any spelling of COMMIT": [
+        (integrity, "parse_canonical", _parse),
+        (manifest, "parse_canonical", _parse),
+    ],
     "COMMIT's own hash": [(integrity, "read_commit", _commit_unchecked)],
     "whose run it is": [(integrity._Reader, "take_commit", _of_any_run)],
     "the step in the name": [(integrity._Reader, "expect_step", _nothing)],
@@ -150,7 +165,9 @@ PER_FAULT = 10
 
 
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """What the mutant lets through, and what another layer than usual rejects. The cases are the same for every mutant."""
+    """What the mutant lets through, and what another layer than usual rejects. The cases are the
+    same for every mutant.
+    """
     mutant = str(trial.facts["mutant"])
     seen: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()
@@ -161,7 +178,12 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
         seen["cases"] += 1
         if found["as_expected"]:
             continue
-        if found["layer"] and found["layer"] != right.layer and found["recovered"] == right.recovers and not found["untyped"]:
+        if (
+            found["layer"]
+            and found["layer"] != right.layer
+            and found["recovered"] == right.recovers
+            and not found["untyped"]
+        ):
             elsewhere[found["layer"]] += 1
         else:
             seen["untyped" if found["untyped"] else "undetected"] += 1
@@ -179,10 +201,21 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
 
 def _rows(setting: StudyContext) -> list[Trial]:
     """Each row of the group layout, once."""
-    return [trial for trial in structural.trials(setting) if trial.facts["layout"] == "group" and trial.key.endswith("/00")]
+    return [
+        trial
+        for trial in structural.trials(setting)
+        if trial.facts["layout"] == "group" and trial.key.endswith("/00")
+    ]
 
 
-def _random(setting: StudyContext, mutant: str, fault: str, seen: Counter[str], elsewhere: Counter[str], wrong: list[str]) -> None:
+def _random(
+    setting: StudyContext,
+    mutant: str,
+    fault: str,
+    seen: Counter[str],
+    elsewhere: Counter[str],
+    wrong: list[str],
+) -> None:
     rng = setting.rng(f"planted/{fault}")
     name, files = byte_faults.two_ranks(setting, rng.getrandbits(48), single=False)
     for _ in range(PER_FAULT):

@@ -1,4 +1,6 @@
-"""The published study: one fault in a committed checkpoint on real files, 400 trials of each kind and 400 without; each mechanism asked alone."""
+"""The published study: one fault in a committed checkpoint on real files, 400 trials of each kind
+and 400 without; each mechanism asked alone.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ MECHANISMS = ("load", "digest", "sha")
 
 
 def seen_by(files: Files) -> list[str]:
-    """Which of MECHANISMS detect damage in a group checkpoint, by file name. load: JSON, schema and headers, no hash. digest: tensor by tensor, if
-    the file loads. sha: of each file, if the record naming it can be read."""
+    """Which of MECHANISMS detect damage in a group checkpoint, by file name. load: JSON, schema and
+    headers, no hash. digest: tensor by tensor, if the file loads. sha: of each file, if the record
+    naming it can be read.
+    """
     found = {"load": _load(files), "digest": _digest(files), "sha": _sha(files)}
     return [name for name in MECHANISMS if found[name]]
 
@@ -37,7 +41,11 @@ def _load(files: Files) -> bool:
     manifest = _manifest(files)
     if manifest is None or _commit(files) is None or _fails(lambda: parse(files[TRAIN])):
         return True
-    return any(_places(files[name], entry) is None for name, entry in manifest.parts.items() if name != TRAIN)
+    return any(
+        _places(files[name], entry) is None
+        for name, entry in manifest.parts.items()
+        if name != TRAIN
+    )
 
 
 def _digest(files: Files) -> bool:
@@ -55,10 +63,16 @@ def _sha(files: Files) -> bool:
     commit = _json(files[COMMIT])
     if commit is not None:
         body = {key: value for key, value in commit.items() if key != "self_sha256"}
-        if digest(body) != commit.get("self_sha256") or hashlib.sha256(files[MANIFEST]).hexdigest() != commit.get("manifest_sha256"):
+        if digest(body) != commit.get("self_sha256") or hashlib.sha256(
+            files[MANIFEST]
+        ).hexdigest() != commit.get("manifest_sha256"):
             return True
     manifest = _manifest(files)
-    return any(_other_digest(name, entry, files[name]) for name, entry in manifest.parts.items()) if manifest else False
+    return (
+        any(_other_digest(name, entry, files[name]) for name, entry in manifest.parts.items())
+        if manifest
+        else False
+    )
 
 
 def _other_digest(name: str, entry: PartEntry, data: bytes) -> bool:
@@ -93,7 +107,9 @@ def _json(data: bytes) -> dict[str, object] | None:
 
 
 def _places(data: bytes, entry: PartEntry) -> list[TensorPlace] | None:
-    """The tensors' offsets in a safetensors file, if its header fits the manifest and the file length."""
+    """The tensors' offsets in a safetensors file, if its header fits the manifest and the file
+    length.
+    """
     try:
         length = header_length(data[:8], len(data))
         found = places(data[8 : 8 + length], entry)
@@ -120,7 +136,13 @@ def _trials(setting: StudyContext) -> list[Trial]:
     count = setting.config.study.trials
     faults = [(number, fault) for number in range(count) for fault in (*PUBLISHED_FAULTS, CONTROL)]
     faults += [(number, NOOP) for number in range(-(-count // SHARE_NOOP))]
-    return [Trial(f"published/{fault.replace(' ', '_')}/{number:04d}", {"arm": "published", "fault": fault}) for number, fault in faults]
+    return [
+        Trial(
+            f"published/{fault.replace(' ', '_')}/{number:04d}",
+            {"arm": "published", "fault": fault},
+        )
+        for number, fault in faults
+    ]
 
 
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -134,12 +156,19 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
         after = files_under(path)
         verdict = verdict_of(lambda: verify_checkpoint(path, GUARD))
     changed = after != before
-    found = {"outcome": outcome(verdict, changed), "changed": changed, "layer": verdict.layer, "reason": verdict.reason or verdict.untyped}
+    found = {
+        "outcome": outcome(verdict, changed),
+        "changed": changed,
+        "layer": verdict.layer,
+        "reason": verdict.reason or verdict.untyped,
+    }
     return found | {"file": name, "mechanisms": seen_by(after)}
 
 
 def injected(path: Path, fault: str, rng: random.Random) -> str:
-    """Inject into one random file of the checkpoint at `path`; returns its name. Asserts that nothing else changes."""
+    """Inject into one random file of the checkpoint at `path`; returns its name. Asserts that
+    nothing else changes.
+    """
     if fault == CONTROL:
         return ""
     files = files_under(path)
@@ -148,18 +177,24 @@ def injected(path: Path, fault: str, rng: random.Random) -> str:
     name = rng.choice(sorted(files))
     changed = (zeros_over_zeros if fault == NOOP else PUBLISHED_FAULTS[fault])(files[name], rng)
     overwrite(path / name, changed)
-    assert files_under(path) == files_under(path) | {other: data for other, data in files.items() if other != name} | {name: changed}
+    assert files_under(path) == files_under(path) | {
+        other: data for other, data in files.items() if other != name
+    } | {name: changed}
     return name
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data`, asserting the same inode, owner and mode; otherwise a later rejection would prove nothing."""
+    """Replace the content of `path` by `data`, asserting the same inode, owner and mode; otherwise
+    a later rejection would prove nothing.
+    """
     before = path.stat()
     with path.open("r+b") as file:
         file.write(data)
         file.truncate(len(data))
     after = path.stat()
-    same = [(found.st_ino, found.st_mode, found.st_uid, found.st_nlink) for found in (before, after)]
+    same = [
+        (found.st_ino, found.st_mode, found.st_uid, found.st_nlink) for found in (before, after)
+    ]
     assert same[0] == same[1] and after.st_size == len(data)
 
 

@@ -1,4 +1,6 @@
-"""How stock loaders react to one flipped bit, for comparison. Imports torch, and only when it runs."""
+"""How stock loaders react to one flipped bit, for comparison. Imports torch, and only when it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,26 @@ from ecrl_cli.studies.frame.checkpointers import NAMES, Checkpointer, State, che
 from ecrl_cli.studies.frame.study import Arm, Skip, StudyContext, Trial, asked
 
 SLICE = 50
-LOADERS = {"torch.load": "torch.save", **{name: name for name in NAMES[1:]}}  # by the name in the tables
+# by the name in the tables
+LOADERS = {"torch.load": "torch.save", **{name: name for name in NAMES[1:]}}
 _MODEL, _OPTIMIZER = 128 * 1024 // 4, 64 * 1024 // 4  # float32 values in the published payload
 
 
 def skips() -> list[Skip]:
-    return [Skip(f"anchors: {name}", reason) for name, module in LOADERS.items() if (reason := lacking(module))]
+    return [
+        Skip(f"anchors: {name}", reason)
+        for name, module in LOADERS.items()
+        if (reason := lacking(module))
+    ]
 
 
 def _trials(setting: StudyContext) -> list[Trial]:
     count = setting.config.study.flips
     return [
-        Trial(f"anchors/{name}/{number:03d}", {"arm": "anchors", "loader": name, "flips": min(SLICE, count - start)})
+        Trial(
+            f"anchors/{name}/{number:03d}",
+            {"arm": "anchors", "loader": name, "flips": min(SLICE, count - start)},
+        )
         for number, start in enumerate(range(0, count, SLICE))
         for name, module in LOADERS.items()
         if not lacking(module)
@@ -35,8 +45,14 @@ def _trials(setting: StudyContext) -> list[Trial]:
 
 
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """Save once; then flip one bit anywhere in the output, load, and restore the bit. Only the loader's result is judged."""
-    loader, root, rng = checkpointer(LOADERS[str(trial.facts["loader"])]), setting.scratch / "stock", setting.rng(trial.key)
+    """Save once; then flip one bit anywhere in the output, load, and restore the bit. Only the
+    loader's result is judged.
+    """
+    loader, root, rng = (
+        checkpointer(LOADERS[str(trial.facts["loader"])]),
+        setting.scratch / "stock",
+        setting.rng(trial.key),
+    )
     state = _state(rng.getrandbits(48))
     counts: Counter[str] = Counter()
     path = root / f"state{loader.suffix}"
@@ -70,7 +86,9 @@ def _outcome(loader: Checkpointer, state: State, path: Path) -> str:
     """raised, silent_wrong, or harmless: the bytes of every tensor match what was saved."""
     try:
         loaded = loader.load(state, path)
-        same = loaded.keys() == state.keys() and all(_same(loaded[name], tensor) for name, tensor in state.items())
+        same = loaded.keys() == state.keys() and all(
+            _same(loaded[name], tensor) for name, tensor in state.items()
+        )
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # CheckpointException does not derive from Exception
@@ -83,7 +101,9 @@ def _same(found: Any, saved: Any) -> bool:
 
     if found.dtype != saved.dtype or found.shape != saved.shape:
         return False
-    return torch.equal(found.contiguous().view(-1).view(torch.uint8), saved.view(-1).view(torch.uint8))
+    return torch.equal(
+        found.contiguous().view(-1).view(torch.uint8), saved.view(-1).view(torch.uint8)
+    )
 
 
 def _state(seed: int) -> State:

@@ -1,4 +1,6 @@
-"""Moves, deletes, links and forges whole files and folders, and compares the results with the expectation of each row of `structural_cases`."""
+"""Moves, deletes, links and forges whole files and folders, and compares the results with the
+expectation of each row of `structural_cases`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def trials(setting: StudyContext) -> list[Trial]:
     can = able(setting)
     kept = [(layout, row) for layout, rows in ROWS.items() for row in rows if row.needs in can]
     return [
-        Trial(f"structural/{layout}/{row.name.replace(' ', '_')}/{number:02d}", {"arm": "structural", "layout": layout, "row": row.name})
+        Trial(
+            f"structural/{layout}/{row.name.replace(' ', '_')}/{number:02d}",
+            {"arm": "structural", "layout": layout, "row": row.name},
+        )
         for number in range(setting.config.study.seeds)
         for layout, row in kept
     ]
@@ -44,18 +49,30 @@ def trials(setting: StudyContext) -> list[Trial]:
 
 def skips(setting: StudyContext) -> list[Skip]:
     can = able(setting)
-    return [Skip(f"structural: {row.name}", f"{row.needs} is not permitted here") for row in GROUP if row.needs not in can]
+    return [
+        Skip(f"structural: {row.name}", f"{row.needs} is not permitted here")
+        for row in GROUP
+        if row.needs not in can
+    ]
 
 
 def row_of(trial: Trial) -> Row:
     return next(row for row in ROWS[str(trial.facts["layout"])] if row.name == trial.facts["row"])
 
 
-def run(setting: StudyContext, trial: Trial, judging: Callable[[], AbstractContextManager[None]] = nullcontext) -> dict[str, Any]:
-    """Tamper; then, within the context `judging`, run the integrity check, recovery and the readers of records."""
+def run(
+    setting: StudyContext,
+    trial: Trial,
+    judging: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, Any]:
+    """Tamper; then, within the context `judging`, run the integrity check, recovery and the readers
+    of records.
+    """
     root, row = setting.scratch / "run", row_of(trial)
     try:
-        with fixture(root, setting.rng(trial.key), single=trial.facts["layout"] == "single") as made:
+        with fixture(
+            root, setting.rng(trial.key), single=trial.facts["layout"] == "single"
+        ) as made:
             suspect = row.do(made) or made.newest
             with judging():
                 return _answers(made, row, suspect)
@@ -74,9 +91,21 @@ def _answers(made: StoreFixture, row: Row, suspect: Path) -> dict[str, Any]:
         "missed": list(missed(made)),
         "untyped": verdict.untyped or untyped,
     }
-    exact = bool(report and report.manifest and components(report.manifest) == image_components(made.image(report.global_step or 0)))
-    right = (verdict.layer, recovered, tuple(found["missed"])) == (row.layer, row.recovers, row.missed) and not found["untyped"]
-    return found | {"exact": exact, "as_expected": right and (recovered is None or exact == row.exact), "outcome": _outcome(found, exact)}
+    exact = bool(
+        report
+        and report.manifest
+        and components(report.manifest) == image_components(made.image(report.global_step or 0))
+    )
+    right = (verdict.layer, recovered, tuple(found["missed"])) == (
+        row.layer,
+        row.recovers,
+        row.missed,
+    ) and not found["untyped"]
+    return found | {
+        "exact": exact,
+        "as_expected": right and (recovered is None or exact == row.exact),
+        "outcome": _outcome(found, exact),
+    }
 
 
 def _recovered(made: StoreFixture) -> tuple[IntegrityReport | None, str]:
@@ -98,9 +127,15 @@ def _outcome(found: dict[str, Any], exact: bool) -> str:
 
 
 def missed(made: StoreFixture) -> tuple[int, ...]:
-    """Steps acknowledged by the records outside the folder that are not there, intact and under their commit."""
+    """Steps acknowledged by the records outside the folder that are not there, intact and under
+    their commit.
+    """
     kept = still_kept(made.layout, (Attempt(0, 1),))
-    return tuple(sorted(step for step, line in kept.items() if _whole_as(made.step(step)) != line.commit_sha256))
+    return tuple(
+        sorted(
+            step for step, line in kept.items() if _whole_as(made.step(step)) != line.commit_sha256
+        )
+    )
 
 
 def _whole_as(path: Path) -> str | None:

@@ -1,4 +1,6 @@
-"""Files and folders moved, deleted, linked and forged in a run directory with three acknowledged checkpoints, row by row of the table of cases."""
+"""Files and folders moved, deleted, linked and forged in a run directory with three acknowledged
+checkpoints, row by row of the table of cases.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.hashing import tensor_digest
 from ecrl_cli.checkpoint.format.image import header_of
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, LATEST_OK, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, TRAIN, step_name
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    LATEST,
+    LATEST_OK,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STAGE_PREFIX,
+    TRAIN,
+    step_name,
+)
 from ecrl_cli.studies.corruption.byte_faults import bitflip, put
 from ecrl_cli.studies.corruption.content import STEPS, StoreFixture, store_in
 from ecrl_cli.studies.frame.store_fixture import forge, put_commit, put_socket, put_zero_device
@@ -23,9 +36,11 @@ Tamper = Callable[[StoreFixture], Path | None]
 
 @dataclass(frozen=True)
 class Row:
-    """`do` tampers and returns the checkpoint to verify (None: the newest). `layer` must reject it (empty: it must pass); recovery must find step
-    `recovers` (None: nothing), exactly as saved unless `exact` is False. `missed`: steps acknowledged by the records outside the folder but not
-    there intact under their commit. `needs`: what the machine must permit."""
+    """`do` tampers and returns the checkpoint to verify (None: the newest). `layer` must reject it
+    (empty: it must pass); recovery must find step `recovers` (None: nothing), exactly as saved
+    unless `exact` is False. `missed`: steps acknowledged by the records outside the folder but not
+    there intact under their commit. `needs`: what the machine must permit.
+    """
 
     name: str
     do: Tamper
@@ -94,7 +109,11 @@ def second_attempt_in_a_stage(fixture: StoreFixture) -> None:
 def part_of_another_attempt(fixture: StoreFixture) -> None:
     with store_in(fixture.layout.root / "other") as other:
         other.save(fixture.image(30, seed=fixture.seed + 1), 0)
-    name = fixture.newest.name if fixture.single else f"{fixture.newest.name}/{fixture.rng.choice((MODEL, OPTIMIZER, RNG))}"
+    name = (
+        fixture.newest.name
+        if fixture.single
+        else f"{fixture.newest.name}/{fixture.rng.choice((MODEL, OPTIMIZER, RNG))}"
+    )
     shutil.copy(other.root / name, fixture.checkpoints / name)
 
 
@@ -151,7 +170,11 @@ def missing(name: str) -> Tamper:
 
 
 def sparse(fixture: StoreFixture) -> None:
-    path = fixture.newest if fixture.single else fixture.newest / fixture.rng.choice((MODEL, OPTIMIZER, RNG))
+    path = (
+        fixture.newest
+        if fixture.single
+        else fixture.newest / fixture.rng.choice((MODEL, OPTIMIZER, RNG))
+    )
     size = path.stat().st_size
     path.write_bytes(b"")
     os.truncate(path, size)
@@ -163,7 +186,9 @@ def pointer(text: str) -> Tamper:
     def do(fixture: StoreFixture) -> None:
         fixture.store.point(fixture.newest, {})
         path = fixture.checkpoints / LATEST
-        path.write_text(path.read_text(encoding="utf-8").replace(fixture.newest.name, text), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace(fixture.newest.name, text), encoding="utf-8"
+        )
         (fixture.checkpoints / LATEST_OK).unlink()
         (fixture.checkpoints / LATEST_OK).symlink_to(text)
 
@@ -190,7 +215,11 @@ def deleted(*steps: int, forgotten: bool = False) -> Tamper:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if forgotten:
             journal = fixture.layout.attempt(0).checkpoints
-            kept = [line for line in journal.read_text(encoding="utf-8").splitlines(True) if not any(step_name(step) in line for step in steps)]
+            kept = [
+                line
+                for line in journal.read_text(encoding="utf-8").splitlines(True)
+                if not any(step_name(step) in line for step in steps)
+            ]
             journal.write_text("".join(kept), encoding="utf-8")
 
     return do
@@ -218,7 +247,9 @@ ANY_LAYOUT = (
 
 
 def rolled_back(layer: str) -> tuple[Row, ...]:
-    """Whole checkpoints deleted. The store cannot detect it; the records can, while they exist. `layer` reports a missing checkpoint."""
+    """Whole checkpoints deleted. The store cannot detect it; the records can, while they exist.
+    `layer` reports a missing checkpoint.
+    """
     return (
         Row("rollback: newest deleted", deleted(30), layer, 20, (30,)),
         Row("rollback: newest two deleted", deleted(20, 30), layer, 10, (20, 30)),
@@ -243,7 +274,9 @@ def without(part: str) -> Edit:
 
 def renamed(part: str, name: str) -> Edit:
     """The manifest lists a part twice: under its own name, and as `name`, without its tensors."""
-    return lambda manifest: manifest["parts"].update({name: manifest["parts"][part] | {"tensors": {}}})
+    return lambda manifest: manifest["parts"].update(
+        {name: manifest["parts"][part] | {"tensors": {}}}
+    )
 
 
 def another_size(manifest: dict[str, Any]) -> None:
@@ -257,8 +290,16 @@ def another_tensor_digest(manifest: dict[str, Any]) -> None:
 def another_header(fixture: StoreFixture) -> None:
     """Two vectors of equal length swap places in the header, with every hash updated."""
     data = (fixture.newest / MODEL).read_bytes()
-    specs = [place.spec for part in fixture.image(30).parts if part.name == MODEL for place in part.tensors]
-    swapped = {"parameters.layer.bias": "parameters.norm.weight", "parameters.norm.weight": "parameters.layer.bias"}
+    specs = [
+        place.spec
+        for part in fixture.image(30).parts
+        if part.name == MODEL
+        for place in part.tensors
+    ]
+    swapped = {
+        "parameters.layer.bias": "parameters.norm.weight",
+        "parameters.norm.weight": "parameters.layer.bias",
+    }
     header = header_of([replace(spec, name=swapped.get(spec.name, spec.name)) for spec in specs])
     shorter = header.replace(b'"shape":[64]', b'"shape":[63]', 1)
     forge(fixture.newest, lambda manifest: None, {MODEL: put(data, 0, shorter)})
@@ -268,11 +309,21 @@ def value_changed(part: str, tensor: str, piece: bytes) -> Tamper:
     """The first element of `tensor` becomes `piece`, with all records updated."""
 
     def do(fixture: StoreFixture) -> None:
-        place = next(p for each in fixture.image(30).parts for p in each.tensors if p.spec.name == tensor)
-        start = place.offset - next(each.offset for each in fixture.image(30).parts if each.name == part)
+        place = next(
+            p for each in fixture.image(30).parts for p in each.tensors if p.spec.name == tensor
+        )
+        start = place.offset - next(
+            each.offset for each in fixture.image(30).parts if each.name == part
+        )
         data = put((fixture.newest / part).read_bytes(), start, piece)
-        found = tensor_digest(place.spec.dtype, place.spec.shape, data[start : start + place.spec.nbytes])
-        forge(fixture.newest, lambda manifest: manifest["parts"][part]["tensors"][tensor].update(digest=found), {part: data})
+        found = tensor_digest(
+            place.spec.dtype, place.spec.shape, data[start : start + place.spec.nbytes]
+        )
+        forge(
+            fixture.newest,
+            lambda manifest: manifest["parts"][part]["tensors"][tensor].update(digest=found),
+            {part: data},
+        )
 
     return do
 
@@ -286,7 +337,12 @@ def edited(name: str, **changes: object) -> Tamper:
 
     def do(fixture: StoreFixture) -> None:
         path = fixture.newest / name
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | changes, sort_keys=True, separators=(",", ":")), encoding="utf-8")
+        path.write_text(
+            json.dumps(
+                json.loads(path.read_bytes()) | changes, sort_keys=True, separators=(",", ":")
+            ),
+            encoding="utf-8",
+        )
 
     return do
 
@@ -317,20 +373,50 @@ GROUP = (
     Row("COMMIT's predecessor edited", edited(COMMIT, prev_commit_sha256="0" * 64), "commit"),
     Row("COMMIT not canonical", not_canonical(COMMIT), "commit"),
     Row("MANIFEST edited", edited(MANIFEST, epoch=1), "manifest"),
-    Row("COMMIT of another run, made to agree", lambda fixture: put_commit(fixture.newest, run_id=_OTHER_RUN), "commit"),
-    Row("MANIFEST of another run, made to agree", forged(lambda manifest: manifest.update(run_id=_OTHER_RUN)), "manifest"),
+    Row(
+        "COMMIT of another run, made to agree",
+        lambda fixture: put_commit(fixture.newest, run_id=_OTHER_RUN),
+        "commit",
+    ),
+    Row(
+        "MANIFEST of another run, made to agree",
+        forged(lambda manifest: manifest.update(run_id=_OTHER_RUN)),
+        "manifest",
+    ),
     Row("no parts, made to agree", forged(lambda manifest: manifest.update(parts={})), "manifest"),
     Row("manifest lacks a part, made to agree", forged(without(OPTIMIZER)), "parts"),
     Row("a part named twice, made to agree", forged(renamed(MODEL, "model2.safetensors")), "parts"),
-    Row("a part named in capitals, made to agree", forged(renamed(MODEL, "MODEL.safetensors")), "manifest"),
-    Row("a part's name leads out, made to agree", forged(renamed(MODEL, "../model.safetensors")), "manifest"),
+    Row(
+        "a part named in capitals, made to agree",
+        forged(renamed(MODEL, "MODEL.safetensors")),
+        "manifest",
+    ),
+    Row(
+        "a part's name leads out, made to agree",
+        forged(renamed(MODEL, "../model.safetensors")),
+        "manifest",
+    ),
     Row("manifest with another size, made to agree", forged(another_size), "parts"),
     Row("header of another shape, made to agree", another_header, "schema"),
     Row("train.json no JSON, made to agree", train_no_json, "schema"),
     Row("tensor digest wrong, made to agree", forged(another_tensor_digest), "tensors"),
-    Row("NaN in the model, made to agree", value_changed(MODEL, "parameters.layer.weight", _NAN), "finite"),
-    Row("NaN in the optimizer, made to agree", value_changed(OPTIMIZER, "optimizer.layer.weight.momentum_buffer", _NAN), "finite"),
-    Row("a weight changed, made to agree", value_changed(MODEL, "parameters.layer.weight", b"\0\0\0\0"), "", 30, exact=False),
+    Row(
+        "NaN in the model, made to agree",
+        value_changed(MODEL, "parameters.layer.weight", _NAN),
+        "finite",
+    ),
+    Row(
+        "NaN in the optimizer, made to agree",
+        value_changed(OPTIMIZER, "optimizer.layer.weight.momentum_buffer", _NAN),
+        "finite",
+    ),
+    Row(
+        "a weight changed, made to agree",
+        value_changed(MODEL, "parameters.layer.weight", b"\0\0\0\0"),
+        "",
+        30,
+        exact=False,
+    ),
 )
 
 

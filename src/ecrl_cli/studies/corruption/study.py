@@ -1,4 +1,6 @@
-"""`corruption`: damages committed checkpoints in every way and records the integrity check's verdicts. Published table 3 and figure 5, and beyond."""
+"""`corruption`: damages committed checkpoints in every way and records the integrity check's
+verdicts. Published table 3 and figure 5, and beyond.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,21 @@ from ecrl_cli.studies.frame.study import Study
 
 STUDY = Study(
     keys=Corruption,
-    description="Committed checkpoints damaged in every way, and what the integrity check says. Published Table 3 and Figure 5, and beyond.",
+    description=(
+        "Committed checkpoints damaged in every way, and what the integrity check says. Published"
+        " Table 3 and Figure 5, and beyond."
+    ),
     # the long ones first, so that none leaves a core idle at the end
-    arms=(PLANTED, EXHAUSTIVE, PUBLISHED_ARM, RANDOM, structural.STRUCTURAL, recovery.RECOVERY, recovery.CLEAN, stock_loaders.ANCHORS),
+    arms=(
+        PLANTED,
+        EXHAUSTIVE,
+        PUBLISHED_ARM,
+        RANDOM,
+        structural.STRUCTURAL,
+        recovery.RECOVERY,
+        recovery.CLEAN,
+        stock_loaders.ANCHORS,
+    ),
     tables=TABLES,
     figures=figures,
     gates=(gates,),

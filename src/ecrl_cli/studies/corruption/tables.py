@@ -17,14 +17,35 @@ from ecrl_cli.studies.corruption.published import CONTROL, MECHANISMS, NOOP
 from ecrl_cli.studies.corruption.structural import row_of
 from ecrl_cli.studies.frame.gates import mutants_gate, nothing
 from ecrl_cli.studies.frame.published import published
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, upper_bound
+from ecrl_cli.studies.frame.result import (
+    PROPORTION_COLUMNS,
+    Column,
+    Figure,
+    Series,
+    Table,
+    upper_bound,
+)
 from ecrl_cli.studies.frame.result import proportion as proportion_of
 from ecrl_cli.studies.frame.study import Record, Results, Trial
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found, proportion, share, size, sums, value
+from ecrl_cli.studies.frame.tables import (
+    Cells,
+    Group,
+    TableSpec,
+    cell,
+    count,
+    fact,
+    found,
+    proportion,
+    share,
+    size,
+    sums,
+    value,
+)
 
 LEAST_EXHAUSTIVE = 30_000
 _FEW = 10  # injections of one kind; with fewer, all may have no effect
-PUBLISHED = published("corruption")["detected"]  # by fault: detected, then by load error, content digest, file SHA-256
+# by fault: detected, then by load error, content digest, file SHA-256
+PUBLISHED = published("corruption")["detected"]
 PUBLISHED_TRIALS = published("corruption")["trials"]
 _EFFECTIVE = "effective (of no fault: all)"
 
@@ -38,7 +59,9 @@ def _unchanged(record: Record) -> bool:
 
 
 def _tried(group: Group) -> list[Record]:
-    """Trials of a fault that changed something. A trial of the control has no injection; it counts as detected if rejected."""
+    """Trials of a fault that changed something. A trial of the control has no injection; it counts
+    as detected if rejected.
+    """
     return [r for r in group if r.found["changed"] or r.facts["fault"] in (CONTROL, NOOP)]
 
 
@@ -51,7 +74,9 @@ def _seen_by(mechanism: str) -> Callable[[Group], int]:
 
 
 def _printed(place: int) -> Callable[[Group], int | None]:
-    return lambda group: PUBLISHED[group[0].facts["fault"]][place] if group[0].facts["fault"] in PUBLISHED else None
+    return lambda group: (
+        PUBLISHED[group[0].facts["fault"]][place] if group[0].facts["fault"] in PUBLISHED else None
+    )
 
 
 _LAYERS = tuple(Column(layer, f"first seen by {layer}", "count") for layer in LAYERS)
@@ -69,16 +94,42 @@ _DETECTION = TableSpec(
     by=(fact("fault", "fault"),),
     columns=(
         cell("injected", "injected", "count", _injected(len)),
-        cell("noops", "changed nothing", "count", _injected(lambda group: sum(map(_unchanged, group)))),
-        share(lambda group: sum(map(_detected, _tried(group))), lambda group: len(_tried(group)), "detected", _EFFECTIVE),
+        cell(
+            "noops",
+            "changed nothing",
+            "count",
+            _injected(lambda group: sum(map(_unchanged, group))),
+        ),
+        share(
+            lambda group: sum(map(_detected, _tried(group))),
+            lambda group: len(_tried(group)),
+            "detected",
+            _EFFECTIVE,
+        ),
         *(cell(name, f"seen by {name}", "count", _seen_by(name)) for name in MECHANISMS),
-        cell("twice", "seen by two or more", "count", lambda group: sum(len(r.found["mechanisms"]) > 1 for r in _tried(group))),
+        cell(
+            "twice",
+            "seen by two or more",
+            "count",
+            lambda group: sum(len(r.found["mechanisms"]) > 1 for r in _tried(group)),
+        ),
         cell("published_k", "published detected", "count", _printed(0)),
-        cell("published_n", "published trials", "count", lambda group: PUBLISHED_TRIALS if group[0].facts["fault"] in PUBLISHED else None),
-        *(cell(f"published_{name}", f"published {name}", "count", _printed(1 + n)) for n, name in enumerate(MECHANISMS)),
+        cell(
+            "published_n",
+            "published trials",
+            "count",
+            lambda group: PUBLISHED_TRIALS if group[0].facts["fault"] in PUBLISHED else None,
+        ),
+        *(
+            cell(f"published_{name}", f"published {name}", "count", _printed(1 + n))
+            for n, name in enumerate(MECHANISMS)
+        ),
     ),
-    note="A file is drawn first, each as likely, then a place in it: MANIFEST is hit as often as the model. load: JSON, schema and headers, "
-    "without any hash; digest: tensor by tensor, where the file loads; sha: of the file, where the record that names it loads. Each on its own.",
+    note=(
+        "A file is drawn first, each as likely, then a place in it: MANIFEST is hit as often as the"
+        " model. load: JSON, schema and headers, without any hash; digest: tensor by tensor, where"
+        " the file loads; sha: of the file, where the record that names it loads. Each on its own."
+    ),
 )
 
 
@@ -90,7 +141,11 @@ def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals:
     """Sums of the slices of the arm `name` by `label`; enumerated cases have no interval."""
     columns = (
         *(Column("injected", "injected", "count"), Column("noops", "changed nothing", "count")),
-        *(Column("k", "detected", "count"), Column("n", _EFFECTIVE, "count"), *(PROPORTION_COLUMNS[2:] if intervals else ())),
+        *(
+            Column("k", "detected", "count"),
+            Column("n", _EFFECTIVE, "count"),
+            *(PROPORTION_COLUMNS[2:] if intervals else ()),
+        ),
         *(Column("untyped", "exceptions", "count"), *_LAYERS),
     )
 
@@ -99,32 +154,58 @@ def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals:
         part, whole = sums["detected"], sums["injections"] - sums["noops"]
         detected = proportion_of(part, whole) if intervals else {"k": part, "n": whole}
         layers = {layer: sums["layers"].get(layer, 0) for layer in LAYERS}
-        return {"injected": sums["injections"], "noops": sums["noops"], **detected, "untyped": sums["untyped"], **layers}
+        return {
+            "injected": sums["injections"],
+            "noops": sums["noops"],
+            **detected,
+            "untyped": sums["untyped"],
+            **layers,
+        }
 
-    return TableSpec(name, title, (name,), (value("fault", "fault", label),), (Cells(columns, read),))
+    return TableSpec(
+        name, title, (name,), (value("fault", "fault", label),), (Cells(columns, read),)
+    )
 
 
-_RANDOM = _sliced("random", "Random faults in a checkpoint of realistic content, by kind", lambda r: str(r.facts["fault"]), intervals=True)
+_RANDOM = _sliced(
+    "random",
+    "Random faults in a checkpoint of realistic content, by kind",
+    lambda r: str(r.facts["fault"]),
+    intervals=True,
+)
 
 
 def _expected(record: Record) -> str:
     row = row_of(Trial(record.key, record.facts))
-    return _verdict(row.layer, row.recovers, row.missed) + ("" if row.exact else "; altered, which no integrity check without a key sees")
+    return _verdict(row.layer, row.recovers, row.missed) + (
+        "" if row.exact else "; altered, which no integrity check without a key sees"
+    )
 
 
 def _verdict(layer: str, recovers: int | None, missed: Sequence[int]) -> str:
     said = f"refused: {layer}" if layer else "accepted"
     recovered = "nothing is recovered" if recovers is None else f"step {recovers} is recovered"
-    return f"{said}; {recovered}" + (f"; the records miss {', '.join(map(str, missed))}" if missed else "")
+    return f"{said}; {recovered}" + (
+        f"; the records miss {', '.join(map(str, missed))}" if missed else ""
+    )
 
 
 def _others(group: Group) -> str | None:
-    others = {_verdict(r.found["layer"], r.found["recovered"], r.found["missed"]) for r in group if not r.found["as_expected"]}
+    others = {
+        _verdict(r.found["layer"], r.found["recovered"], r.found["missed"])
+        for r in group
+        if not r.found["as_expected"]
+    }
     return "; ".join(sorted(others)) or None
 
 
 def _recovered(r: Record) -> bool:
-    return bool(r.found["recovered"] == r.found["expected"] and r.found["outcome"] == "previous" and r.found["named"] and r.found["untouched"])
+    return bool(
+        r.found["recovered"] == r.found["expected"]
+        and r.found["outcome"] == "previous"
+        and r.found["named"]
+        and r.found["untouched"]
+    )
 
 
 # The random arm's names for what it counts of our integrity check, beside the stock loaders'.
@@ -132,7 +213,9 @@ _OURS = {"raised": "detected", "silent_wrong": "silent_wrong", "harmless": "noop
 
 
 def _flips(what: str) -> Callable[[Group], int]:
-    return lambda group: sum(r.found[what] if "loader" in r.facts else r.found[_OURS[what]] for r in group)
+    return lambda group: sum(
+        r.found[what] if "loader" in r.facts else r.found[_OURS[what]] for r in group
+    )
 
 
 def _all_flips(group: Group) -> int:
@@ -148,23 +231,35 @@ _ANCHORS = TableSpec(
     "anchors",
     "Stock loaders under one flipped bit",
     ("anchors", "random"),
-    by=(value("loader", "loader", lambda r: r.facts.get("loader", "the integrity check, in the random arm")),),
+    by=(
+        value(
+            "loader",
+            "loader",
+            lambda r: r.facts.get("loader", "the integrity check, in the random arm"),
+        ),
+    ),
     columns=(
         cell("flips", "flips", "count", _all_flips),
         cell("raised", "refused", "count", _flips("raised")),
         cell("harmless", "tensors all the same", "count", _flips("harmless")),
         share(_flips("silent_wrong"), _all_flips, "silently wrong"),
     ),
-    note="One flipped bit anywhere in what the loader's own save wrote (128 KiB and 64 KiB of float32); wrong: other tensors, and no error.",
+    note=(
+        "One flipped bit anywhere in what the loader's own save wrote (128 KiB and 64 KiB of"
+        " float32); wrong: other tensors, and no error."
+    ),
     where=lambda r: r.facts["arm"] == "anchors" or r.facts["fault"] == "bitflip",
 )
 
 
 def answers(results: Results) -> dict[str, str]:
-    """By mutant. found: something wrong passes (or an exception is raised). backed: see the table's note. A pair must let through more than its
-    second layer alone."""
+    """By mutant. found: something wrong passes (or an exception is raised). backed: see the table's
+    note. A pair must let through more than its second layer alone.
+    """
     by_name = {str(r.facts["mutant"]): r.found for r in results.of("planted")}
-    bad = {name: int(result["undetected"]) + int(result["untyped"]) for name, result in by_name.items()}
+    bad = {
+        name: int(result["undetected"]) + int(result["untyped"]) for name, result in by_name.items()
+    }
 
     def answer(name: str) -> str:
         first = name.partition(" + ")[0]
@@ -189,12 +284,28 @@ def _planted(results: Results) -> Table:
         ("planted",),
         columns=(
             fact("mutant", "left out of the integrity check"),
-            *(found(name, label, "count") for name, label in (("cases", "cases"), ("undetected", "let through"), ("untyped", "exceptions"))),
-            value("elsewhere", "caught by another layer", lambda r: ", ".join(f"{layer}: {n}" for layer, n in r.found["elsewhere"].items()) or None),
+            *(
+                found(name, label, "count")
+                for name, label in (
+                    ("cases", "cases"),
+                    ("undetected", "let through"),
+                    ("untyped", "exceptions"),
+                )
+            ),
+            value(
+                "elsewhere",
+                "caught by another layer",
+                lambda r: (
+                    ", ".join(f"{layer}: {n}" for layer, n in r.found["elsewhere"].items()) or None
+                ),
+            ),
             value("first", "first let through", lambda r: (r.found["first"] or [None])[0]),
             value("answer", "answer", lambda r: given[str(r.facts["mutant"])]),
         ),
-        note="backed: the layer behind it catches all of it, and both left out together let through more than that layer left out alone.",
+        note=(
+            "backed: the layer behind it catches all of it, and both left out together let through"
+            " more than that layer left out alone."
+        ),
     )(results)
 
 
@@ -208,7 +319,12 @@ TABLES = (
         columns=(Cells(_LAYERS, _first_seen),),
     ),
     _RANDOM,
-    _sliced("exhaustive", "Every place of a small checkpoint, by file", lambda r: f"{r.facts['layout']}: {r.facts['file']}", intervals=False),
+    _sliced(
+        "exhaustive",
+        "Every place of a small checkpoint, by file",
+        lambda r: f"{r.facts['layout']}: {r.facts['file']}",
+        intervals=False,
+    ),
     TableSpec(
         "structural",
         "Files and folders moved, missing, linked and forged",
@@ -233,7 +349,13 @@ TABLES = (
         "Verifications of checkpoints that nobody touched",
         ("clean",),
         by=(fact("layout", "layout"), fact("copied", "half of them copied by")),
-        columns=(share(lambda group: sums(group, "refused")["refused"], lambda group: sums(group, "verified")["verified"], "refused"),),
+        columns=(
+            share(
+                lambda group: sums(group, "refused")["refused"],
+                lambda group: sums(group, "verified")["verified"],
+                "refused",
+            ),
+        ),
     ),
     _anchors,
     _planted,
@@ -245,12 +367,26 @@ def figures(results: Results) -> Iterator[Figure]:
     if not rows:
         return
     printed = [PUBLISHED[row["fault"]][0] for row in rows]
-    rate, low, high = (tuple(row[key] or 0.0 for row in rows) for key in ("rate", "wilson_low", "wilson_high"))
+    rate, low, high = (
+        tuple(row[key] or 0.0 for row in rows) for key in ("rate", "wilson_low", "wilson_high")
+    )
     bounds = [wilson(k, PUBLISHED_TRIALS) for k in printed]
-    theirs = Series("published", tuple(k / PUBLISHED_TRIALS for k in printed), (), tuple(b.low for b in bounds), tuple(b.high for b in bounds))
+    theirs = Series(
+        "published",
+        tuple(k / PUBLISHED_TRIALS for k in printed),
+        (),
+        tuple(b.low for b in bounds),
+        tuple(b.high for b in bounds),
+    )
     title = "Detection rates of effective corruption, Wilson 95% intervals"
     yield Figure(
-        "detection", title, "bars", "fault", "share detected", (Series("here", rate, (), low, high), theirs), tuple(r["fault"] for r in rows)
+        "detection",
+        title,
+        "bars",
+        "fault",
+        "share detected",
+        (Series("here", rate, (), low, high), theirs),
+        tuple(r["fault"] for r in rows),
     )
 
 
@@ -259,24 +395,52 @@ def _keys(records: Iterable[Record], bad: Callable[[Record], object]) -> list[st
 
 
 def _published_gates(records: Sequence[Record]) -> Iterator[Gate]:
-    effective, unchanged = [r for r in records if r.found["changed"]], [r for r in records if _unchanged(r)]
+    effective, unchanged = (
+        [r for r in records if r.found["changed"]],
+        [r for r in records if _unchanged(r)],
+    )
     noops = [r for r in unchanged if r.facts["fault"] != CONTROL]
     undetected = _keys(effective, lambda r: r.found["outcome"] == "silent_wrong")
-    blind = [f"no effective {fault}" for fault in PUBLISHED_FAULTS if not any(r.facts["fault"] == fault for r in effective)]
-    yield nothing("published: detected", [*undetected, *blind], f"{len(effective)} effective faults, all detected")
+    blind = [
+        f"no effective {fault}"
+        for fault in PUBLISHED_FAULTS
+        if not any(r.facts["fault"] == fault for r in effective)
+    ]
+    yield nothing(
+        "published: detected",
+        [*undetected, *blind],
+        f"{len(effective)} effective faults, all detected",
+    )
     accepted = f"{len(unchanged)} unchanged checkpoints, {len(noops)} of them injected, accepted"
     yield nothing("published: no false positive", _keys(unchanged, _detected), accepted)
-    yield nothing("published: typed", _keys(records, lambda r: r.found["outcome"] == "untyped"), "no exception came out of the integrity check")
-    yield nothing("published: no-ops", [] if noops else ["nothing was injected that changes nothing"], f"{len(noops)} zero ranges over zeros")
+    yield nothing(
+        "published: typed",
+        _keys(records, lambda r: r.found["outcome"] == "untyped"),
+        "no exception came out of the integrity check",
+    )
+    yield nothing(
+        "published: no-ops",
+        [] if noops else ["nothing was injected that changes nothing"],
+        f"{len(noops)} zero ranges over zeros",
+    )
 
 
 def _sliced_gates(arm: str, found: dict[str, Any]) -> Iterator[Gate]:
     effective, first = found["injections"] - found["noops"], found["first"]
-    said = f"{found['detected']} of {effective} effective; first miss: {first.get('silent_wrong', 'none')}"
+    said = (
+        f"{found['detected']} of {effective} effective; first miss:"
+        f" {first.get('silent_wrong', 'none')}"
+    )
     yield Gate(f"{arm}: detected", found["detected"] == effective > 0, said)
-    said = f"{found['noops']} that changed nothing; first refused: {first.get('noops_refused', 'none')}"
+    said = (
+        f"{found['noops']} that changed nothing; first refused:"
+        f" {first.get('noops_refused', 'none')}"
+    )
     yield Gate(f"{arm}: no-ops", found["noops_refused"] == 0, said)
-    said = f"{found['untyped']} exceptions out of the integrity check; first: {first.get('untyped', 'none')}"
+    said = (
+        f"{found['untyped']} exceptions out of the integrity check; first:"
+        f" {first.get('untyped', 'none')}"
+    )
     yield Gate(f"{arm}: typed", found["untyped"] == 0, said)
 
 
@@ -286,29 +450,61 @@ def gates(results: Results) -> Iterator[Gate]:
         yield from _published_gates(published)
     if drawn := results.of("random"):
         yield from _sliced_gates("random", _sum(drawn))
-        idle = [row["fault"] for row in _RANDOM(results).rows if row["n"] == 0 and row["injected"] >= _FEW]
-        yield Gate("random: injected", not idle, f"faults that never changed a byte: {', '.join(idle) or 'none'}")
+        idle = [
+            row["fault"]
+            for row in _RANDOM(results).rows
+            if row["n"] == 0 and row["injected"] >= _FEW
+        ]
+        yield Gate(
+            "random: injected",
+            not idle,
+            f"faults that never changed a byte: {', '.join(idle) or 'none'}",
+        )
     if exhaustive := results.of("exhaustive"):
         yield from _sliced_gates("exhaustive", tried := _sum(exhaustive))
         enough = tried["injections"] >= LEAST_EXHAUSTIVE
-        yield Gate("exhaustive: enough", enough, f"{tried['injections']} mutations, at least {LEAST_EXHAUSTIVE} are asked for")
+        yield Gate(
+            "exhaustive: enough",
+            enough,
+            f"{tried['injections']} mutations, at least {LEAST_EXHAUSTIVE} are asked for",
+        )
     if structural := results.of("structural"):
         kinds = len({(r.facts["layout"], r.facts["row"]) for r in structural})
-        as_expected = f"{plural(len(structural), 'trial')} of {kinds} kinds ended as the table of verdicts says"
-        yield nothing("structural: as expected", _keys(structural, lambda r: not r.found["as_expected"]), as_expected)
-        yield nothing("structural: typed", _keys(structural, lambda r: r.found["untyped"]), "no exception came out of integrity check or recovery")
+        as_expected = (
+            f"{plural(len(structural), 'trial')} of {kinds} kinds ended as the table of verdicts"
+            " says"
+        )
+        yield nothing(
+            "structural: as expected",
+            _keys(structural, lambda r: not r.found["as_expected"]),
+            as_expected,
+        )
+        yield nothing(
+            "structural: typed",
+            _keys(structural, lambda r: r.found["untyped"]),
+            "no exception came out of integrity check or recovery",
+        )
     if recovery := results.of("recovery"):
-        kept = f"{len(recovery)} recoveries found the newest whole one, named what they passed over, and touched nothing"
+        kept = (
+            f"{len(recovery)} recoveries found the newest whole one, named what they passed over,"
+            " and touched nothing"
+        )
         yield nothing("recovery", _keys(recovery, lambda r: not _recovered(r)), kept)
     if clean := results.of("clean"):
         refused, verified = sums(clean, "refused", "verified").values()
         first = next((r.found["first"][0] for r in clean if r.found["first"]), "none")
-        yield Gate("clean: no false positive", refused == 0 < verified, f"{refused} of {verified} clean checkpoints refused; first: {first}")
+        yield Gate(
+            "clean: no false positive",
+            refused == 0 < verified,
+            f"{refused} of {verified} clean checkpoints refused; first: {first}",
+        )
     if results.of("anchors"):
         blind = [row["loader"] for row in _ANCHORS(results).rows if row["raised"] + row["k"] == 0]
         yield nothing("anchors: effective", blind, "the flips had an effect on every stock loader")
     if results.of("planted"):
-        yield from mutants_gate({name: answer != "NOT FOUND" for name, answer in answers(results).items()})
+        yield from mutants_gate(
+            {name: answer != "NOT FOUND" for name, answer in answers(results).items()}
+        )
 
 
 def notes(results: Results) -> Iterator[str]:
@@ -316,29 +512,37 @@ def notes(results: Results) -> Iterator[str]:
     if rows:
         unchanged, seen, tried = (sum(row[key] for row in rows) for key in ("noops", "k", "n"))
         yield (
-            f"{unchanged} of the injections over the three faults changed no byte and must be accepted; the published study counted one such as "
-            "missed."
+            f"{unchanged} of the injections over the three faults changed no byte and must be"
+            " accepted; the published study counted one such as missed."
         )
         if seen == tried > 0:
-            yield f"With none missed, the share of such faults that would be is below {upper_bound(tried):.2%} (one-sided, exact, 95%)."
+            yield (
+                "With none missed, the share of such faults that would be is below"
+                f" {upper_bound(tried):.2%} (one-sided, exact, 95%)."
+            )
     if drawn := results.of("random"):
         found = _sum(drawn)
-        yield f"Random faults: {found['detected']} of {found['injections'] - found['noops']} effective ones detected."
+        yield (
+            f"Random faults: {found['detected']} of {found['injections'] - found['noops']}"
+            " effective ones detected."
+        )
     if exhaustive := results.of("exhaustive"):
         found = _sum(exhaustive)
         yield (
-            f"Every place: {found['injections']} mutations (each bit and length of the records, first and last bit of each byte and every 7th length "
-            f"of the parts), {found['noops']} of them of {LATEST}, which decides nothing; enumerated, so no interval."
+            f"Every place: {found['injections']} mutations (each bit and length of the records,"
+            f" first and last bit of each byte and every 7th length of the parts), {found['noops']}"
+            f" of them of {LATEST}, which decides nothing; enumerated, so no interval."
         )
     if clean := results.of("clean"):
         refused, verified = sums(clean, "refused", "verified").values()
         bound = "" if refused else f", a rate below {upper_bound(verified):.3%} (one-sided)."
         yield f"False positives: {refused} of {verified} clean verifications{bound}"
     yield (
-        "SHA-256 finds every change of what it covers by construction: these intervals measure the injector and bytes that nothing covers, not "
-        "SHA-256."
+        "SHA-256 finds every change of what it covers by construction: these intervals measure the"
+        " injector and bytes that nothing covers, not SHA-256."
     )
     yield (
-        "A consistent rewrite of part, manifest and commit passes any integrity check without a key; a checkpoint that is gone is missed by the "
-        "records outside the folder only, and with those rewritten or gone too, by nobody."
+        "A consistent rewrite of part, manifest and commit passes any integrity check without a"
+        " key; a checkpoint that is gone is missed by the records outside the folder only, and with"
+        " those rewritten or gone too, by nobody."
     )

@@ -1,8 +1,10 @@
-"""`python -m ecrl_cli.studies.crash_points.crash_server FOLDER`: forks the processes to be killed, and reports how each one ended.
+"""`python -m ecrl_cli.studies.crash_points.crash_server FOLDER`: forks the processes to be killed,
+and reports how each one ended.
 
-A separate process, because a fork copies held locks of threads: this one has no threads. It has imported what its children need, so a child costs
-a millisecond. FOLDER is where trials lie: `memory` (a folder in memory is made, and removed at the end, also if the study is killed) or a given
-path. One JSON line is one request; the end of input ends it.
+A separate process, because a fork copies held locks of threads: this one has no threads. It has
+imported what its children need, so a child costs a millisecond. FOLDER is where trials lie:
+`memory` (a folder in memory is made, and removed at the end, also if the study is killed) or a
+given path. One JSON line is one request; the end of input ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ import numpy  # noqa: F401  imported here once, where every forked child of its 
 import ecrl_cli.checkpoint.format.tensor_table  # noqa: F401  likewise
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.studies.crash_points.crash_targets import CrashPointCounter, Save, limit_life, save_back_to_back, save_once
+from ecrl_cli.studies.crash_points.crash_targets import (
+    CrashPointCounter,
+    Save,
+    limit_life,
+    save_back_to_back,
+    save_once,
+)
 from ecrl_cli.studies.crash_points.crash_targets import serve as serve_writer
 from ecrl_cli.studies.crash_points.store_fixture import BACK_TO_BACK
 from ecrl_cli.studies.frame.child import say, serve
@@ -34,7 +42,9 @@ ROOM, CHECKPOINTS = 32 << 20, 100
 
 
 def memory_there(payload_bytes: int = 0) -> bool:
-    """Whether trials may lie in memory: containers often have little room there. A run with its history is several checkpoints of `payload_bytes`."""
+    """Whether trials may lie in memory: containers often have little room there. A run with its
+    history is several checkpoints of `payload_bytes`.
+    """
     writable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     return writable and shutil.disk_usage(MEMORY).free >= max(ROOM, CHECKPOINTS * payload_bytes)
 
@@ -47,13 +57,19 @@ class Killer:
         self._writer = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Handle `request`; returns the child's end: `signal` (0: it exited by itself, with `code`) and the point it `passed` last."""
+        """Handle `request`; returns the child's end: `signal` (0: it exited by itself, with `code`)
+        and the point it `passed` last.
+        """
         run, save = RunLayout(Path(request["root"])), Save(**request["save"])
         if request["do"] == "serve":
             return self.serve(run, save)
         if request["do"] == "end":
             return self.end()
-        return self.save(run, save) if request["do"] == "save" else self.kill(run, save, request["after_s"])
+        return (
+            self.save(run, save)
+            if request["do"] == "save"
+            else self.kill(run, save, request["after_s"])
+        )
 
     def save(self, run: RunLayout, save: Save) -> dict[str, Any]:
         self._payload.image(save.layout, save.step)  # imported once before the fork
@@ -78,11 +94,15 @@ class Killer:
             self.end()
 
     def kill(self, run: RunLayout, save: Save, after_s: float) -> dict[str, Any]:
-        """Fork a child that saves back to back and kill it `after_s` seconds after its first save."""
+        """Fork a child that saves back to back and kill it `after_s` seconds after its first
+        save.
+        """
         for number in range(BACK_TO_BACK):
             self._payload.image(save.layout, save.step + number)
         begun, begin = os.pipe()
-        child = self._forked(lambda: save_back_to_back(run, save, self._payload, self._passed, begin))
+        child = self._forked(
+            lambda: save_back_to_back(run, save, self._payload, self._passed, begin)
+        )
         os.close(begin)
         os.read(begun, 1)
         os.close(begun)
@@ -115,7 +135,8 @@ class Killer:
 
 
 def main(argv: list[str]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT is handled by the study, which closes our input
+    # SIGINT is handled by the study, which closes our input
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     memory = argv[0] == "memory"
     folder = Path(tempfile.mkdtemp(prefix="crash-points-", dir=MEMORY)) if memory else Path(argv[0])

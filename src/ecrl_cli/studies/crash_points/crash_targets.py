@@ -1,4 +1,6 @@
-"""What a forked process runs until it is killed: the product's save code on torch-free images; and the points where the kill comes."""
+"""What a forked process runs until it is killed: the product's save code on torch-free images; and
+the points where the kill comes.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,25 @@ from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 NONE = "none"  # the reference: no kill
 DATA = "data"  # the one file of the single layout, with the step in its name
 AFTER_MODEL = f"after_part:{MODEL}"
-PUBLISHED = {"after_model": AFTER_MODEL, "before_manifest": "before_manifest", "manifest_partial": "half_manifest", "before_commit": "before_commit"}
+PUBLISHED = {
+    "after_model": AFTER_MODEL,
+    "before_manifest": "before_manifest",
+    "manifest_partial": "half_manifest",
+    "before_commit": "before_commit",
+}
 
-_PARTS = tuple(f"{kind}:{part}" for part in (MODEL, OPTIMIZER, RNG, TRAIN, DATA) for kind in ("half_part", "after_part"))
+_PARTS = tuple(
+    f"{kind}:{part}"
+    for part in (MODEL, OPTIMIZER, RNG, TRAIN, DATA)
+    for kind in ("half_part", "after_part")
+)
 # Every point's name in protocol order; records store a point as an index into this list.
-PHASES = ("start", CRASH_POINTS[0], *_PARTS, *(name for name in CRASH_POINTS[1:] if "{part}" not in name))
+PHASES = (
+    "start",
+    CRASH_POINTS[0],
+    *_PARTS,
+    *(name for name in CRASH_POINTS[1:] if "{part}" not in name),
+)
 
 
 def phase(point: str) -> str:
@@ -40,8 +56,10 @@ def phase(point: str) -> str:
 
 
 def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
-    """What recovery must find after a kill at `point`, one of the points `visited` by such a save: "new" once the checkpoint counts, "previous"
-    before. With a rename that is the rename; without, the last byte of the commit record."""
+    """What recovery must find after a kill at `point`, one of the points `visited` by such a save:
+    "new" once the checkpoint counts, "previous" before. With a rename that is the rename; without,
+    the last byte of the commit record.
+    """
     if point == NONE:
         return "new"
     counts = "after_rename" if write_mode(mode).atomic else "after_commit"
@@ -49,7 +67,9 @@ def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
 
 
 class CrashPointCounter:
-    """The last point that a process has passed, as one byte in memory shared with its parent, so never torn."""
+    """The last point that a process has passed, as one byte in memory shared with its parent, so
+    never torn.
+    """
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -83,7 +103,9 @@ def limit_life(parent: int) -> None:
 
 @dataclass(frozen=True)
 class Save:
-    """A save to be killed at a named `point`, or before file-system call number `call`. `planted`: a bug in the store."""
+    """A save to be killed at a named `point`, or before file-system call number `call`. `planted`:
+    a bug in the store.
+    """
 
     mode: str
     layout: str
@@ -109,14 +131,19 @@ def save_once(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCo
 
 
 def serve(run: RunLayout, save: Save, passed: CrashPointCounter, listener: socket.socket) -> None:
-    """The background writer of the overlapped strategy, built as by `supervision.launch.writer_main`."""
+    """The background writer of the overlapped strategy, built as by
+    `supervision.launch.writer_main`.
+    """
     threading.excepthook = die_of
     store = save.store(run, PosixFs(), lambda name: passed.die_at(save.point, name))
     Writer(run, store, listener).serve()
 
 
-def save_back_to_back(run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter, begin: int) -> None:
-    """Save repeatedly, from `save.step` on; writes a byte to `begin` after the first save, which is the slowest.
+def save_back_to_back(
+    run: RunLayout, save: Save, payload: Payload, passed: CrashPointCounter, begin: int
+) -> None:
+    """Save repeatedly, from `save.step` on; writes a byte to `begin` after the first save, which is
+    the slowest.
 
     Waits for the kill when all saves are done.
     """

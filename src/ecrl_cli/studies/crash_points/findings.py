@@ -1,4 +1,6 @@
-"""The results of the crashes: the published table beside ours, outcomes, reasons, figures 3 and 4, and the planted bugs found."""
+"""The results of the crashes: the published table beside ours, outcomes, reasons, figures 3 and 4,
+and the planted bugs found.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,31 @@ from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import Column, Figure, Series, Table, proportion, upper_bound
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Record, Results
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, fact, grouped, mutants_table, outcomes, share, size, value
+from ecrl_cli.studies.frame.tables import (
+    Cells,
+    Group,
+    TableSpec,
+    cell,
+    fact,
+    grouped,
+    mutants_table,
+    outcomes,
+    share,
+    size,
+    value,
+)
 from ecrl_cli.studies.frame.tables import count as count_of
 
-OUTCOMES = ("new", "previous", "detected", "lost_ack", "lost_all", "silent_wrong", "untyped", "hung")
+OUTCOMES = (
+    "new",
+    "previous",
+    "detected",
+    "lost_ack",
+    "lost_all",
+    "silent_wrong",
+    "untyped",
+    "hung",
+)
 
 
 def crashes(results: Results) -> list[Record]:
@@ -43,65 +66,141 @@ def whole(records: Sequence[Record]) -> int:
 # The published conditions, and one after the commit, where the new checkpoint is expected.
 CONDITIONS = {"none": NONE, **PUBLISHED, "after_root_sync": "after_root_sync"}
 _CONDITION_AT = {point: condition for condition, point in CONDITIONS.items()}
-REMAINS = ("size mismatch", "missing parts", "missing manifest", "manifest cut off", "missing commit", "commit cut off", "other")
+REMAINS = (
+    "size mismatch",
+    "missing parts",
+    "missing manifest",
+    "manifest cut off",
+    "missing commit",
+    "commit cut off",
+    "other",
+)
 
 
 def atomicity(results: Results) -> Figure:
     """Published Figure 3."""
-    return _shares(results, "atomicity", "The group being saved is usable after the kill (95% Wilson)", lambda mine: count(mine, "new"))
+    return _shares(
+        results,
+        "atomicity",
+        "The group being saved is usable after the kill (95% Wilson)",
+        lambda mine: count(mine, "new"),
+    )
 
 
 def recovery(results: Results) -> Figure:
-    return _shares(results, "recovery", "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)", whole)
+    return _shares(
+        results,
+        "recovery",
+        "A whole checkpoint, new or previous, is recovered after the kill (95% Wilson)",
+        whole,
+    )
 
 
 def _in_group(record: Record) -> bool:
     return bool(record.facts["layout"] == "group")
 
 
-def _shares(results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]) -> Figure:
+def _shares(
+    results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]
+) -> Figure:
     series = []
-    tried = grouped(filter(_in_group, results.of("point")), lambda r: (r.facts["mode"], r.facts["point"]))
+    tried = grouped(
+        filter(_in_group, results.of("point")), lambda r: (r.facts["mode"], r.facts["point"])
+    )
     for mode in modes(results):
-        shares = [proportion(counted(mine), len(mine)) for mine in (tried.get((mode, point), []) for point in CONDITIONS.values())]
+        shares = [
+            proportion(counted(mine), len(mine))
+            for mine in (tried.get((mode, point), []) for point in CONDITIONS.values())
+        ]
         if all(share["n"] for share in shares):
-            rate, low, high = (tuple(share[key] for share in shares) for key in ("rate", "wilson_low", "wilson_high"))
+            rate, low, high = (
+                tuple(share[key] for share in shares)
+                for key in ("rate", "wilson_low", "wilson_high")
+            )
             series.append(Series(mode, rate, low=low, high=high))
-    return Figure(name, title, "bars", "killed at", "share of groups", tuple(series), categories=tuple(CONDITIONS))
+    return Figure(
+        name,
+        title,
+        "bars",
+        "killed at",
+        "share of groups",
+        tuple(series),
+        categories=tuple(CONDITIONS),
+    )
 
 
 def breakdown(results: Results) -> Figure:
     """Published figure 4: by state of the files, for groups written in unsafe mode."""
-    mine = [r for r in results.of("point") if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]]
+    mine = [
+        r
+        for r in results.of("point")
+        if r.facts["mode"] == "unsafe" and r.facts["layout"] == "group" and r.found["rejected"]
+    ]
     points = sorted({r.facts["point"] for r in mine}, key=PHASES.index)
-    counted = Counter((r.facts["point"], rejected["remains"]) for r in mine for rejected in r.found["rejected"])
+    counted = Counter(
+        (r.facts["point"], rejected["remains"]) for r in mine for rejected in r.found["rejected"]
+    )
     shares = {point: sum(counted[point, kind] for kind in REMAINS) for point in points}
     kinds = [kind for kind in REMAINS if any(counted[point, kind] for point in points)]
-    series = tuple(Series(kind, tuple(counted[point, kind] / shares[point] for point in points)) for kind in kinds)
+    series = tuple(
+        Series(kind, tuple(counted[point, kind] / shares[point] for point in points))
+        for kind in kinds
+    )
     title = "Why unsafe groups were refused"
-    return Figure("reasons", title, "stacked", "killed at", "share of refused groups", series, categories=tuple(points))
+    return Figure(
+        "reasons",
+        title,
+        "stacked",
+        "killed at",
+        "share of refused groups",
+        series,
+        categories=tuple(points),
+    )
 
 
 def phases(results: Results) -> Figure:
     counted = phase_counts(results)
-    series = tuple(Series(mode, tuple(float(counts[mode]) for counts in counted.values())) for mode in modes(results)) if counted else ()
-    return Figure("phases", "Where the random kills fell", "bars", "last point passed", "kills", series, categories=tuple(counted))
+    series = (
+        tuple(
+            Series(mode, tuple(float(counts[mode]) for counts in counted.values()))
+            for mode in modes(results)
+        )
+        if counted
+        else ()
+    )
+    return Figure(
+        "phases",
+        "Where the random kills fell",
+        "bars",
+        "last point passed",
+        "kills",
+        series,
+        categories=tuple(counted),
+    )
 
 
 def phase_counts(results: Results) -> dict[str, dict[str, int]]:
     """Kills per mode by the last point passed, in protocol order."""
-    counted, of = Counter((r.found["passed"], r.facts["mode"]) for r in results.of("kill")), modes(results)
+    counted, of = (
+        Counter((r.found["passed"], r.facts["mode"]) for r in results.of("kill")),
+        modes(results),
+    )
     hit = [phase for phase in PHASES if any(counted[phase, mode] for mode in of)]
     return {phase: {mode: counted[phase, mode] for mode in of} for phase in hit}
 
 
-PRINTED = published("crash-points")  # by kind of writer and condition: usable groups, of all, and the interval
+# by kind of writer and condition: usable groups, of all, and the interval
+PRINTED = published("crash-points")
 
 
 def _printed(group: Group) -> dict[str, Any]:
     """The published study wrote from one process and killed no atomic writer."""
     facts = group[0].facts
-    of_writer = PRINTED["unsafe" if facts["mode"] == "unsafe" else "atomic"] if STRATEGIES.of(facts["strategy"]).writes_in_step else {}
+    of_writer = (
+        PRINTED["unsafe" if facts["mode"] == "unsafe" else "atomic"]
+        if STRATEGIES.of(facts["strategy"]).writes_in_step
+        else {}
+    )
     ok, of, low, high = of_writer.get(_CONDITION_AT[facts["point"]], (None,) * 4)
     return {"published_ok": ok, "published_n": of, "published_low": low, "published_high": high}
 
@@ -110,48 +209,91 @@ _PUBLISHED = TableSpec(
     "published",
     "Killed at the published points: what becomes of the group being saved",
     ("point",),
-    by=(value("condition", "condition", lambda r: f"{r.facts['mode']}@{_CONDITION_AT[r.facts['point']]}"), fact("strategy", "strategy")),
+    by=(
+        value(
+            "condition",
+            "condition",
+            lambda r: f"{r.facts['mode']}@{_CONDITION_AT[r.facts['point']]}",
+        ),
+        fact("strategy", "strategy"),
+    ),
     columns=(
         share(lambda mine: count(mine, "new"), len, "OK: the group being saved is usable"),
-        cell("previous", "recovered the previous one", "count", lambda mine: count(mine, "previous")),
+        cell(
+            "previous", "recovered the previous one", "count", lambda mine: count(mine, "previous")
+        ),
         cell("whole", "recovered a whole one", "share", lambda mine: whole(mine) / len(mine)),
         Cells(
             (
-                *(Column("published_ok", "published OK", "count"), Column("published_n", "published of", "count")),
-                *(Column("published_low", "published 95% low", "share"), Column("published_high", "published 95% high", "share")),
+                *(
+                    Column("published_ok", "published OK", "count"),
+                    Column("published_n", "published of", "count"),
+                ),
+                *(
+                    Column("published_low", "published 95% low", "share"),
+                    Column("published_high", "published 95% high", "share"),
+                ),
             ),
             _printed,
         ),
     ),
-    note="Published Table 2 beside ours, group layout. Its 0% says that the group in flight was killed before its commit, which is so by "
-    "construction, in every mode; whether recovery works is said by the last two columns of ours. Its after_model is a model file cut in "
-    f"half and a writer that goes on; here the process dies at {AFTER_MODEL}. The published intervals are Clopper-Pearson's. "
-    "The published study killed no atomic writer.",
+    note=(
+        "Published Table 2 beside ours, group layout. Its 0% says that the group in flight was"
+        " killed before its commit, which is so by construction, in every mode; whether recovery"
+        " works is said by the last two columns of ours. Its after_model is a model file cut in"
+        f" half and a writer that goes on; here the process dies at {AFTER_MODEL}. The published"
+        " intervals are Clopper-Pearson's. The published study killed no atomic writer."
+    ),
     where=lambda r: _in_group(r) and r.facts["point"] in _CONDITION_AT,
-    sort=lambda r: (WRITE_MODES.index(r.facts["mode"]), list(_CONDITION_AT).index(r.facts["point"])),
+    sort=lambda r: (
+        WRITE_MODES.index(r.facts["mode"]),
+        list(_CONDITION_AT).index(r.facts["point"]),
+    ),
 )
 
 
 def _reasons(results: Results) -> Table:
     counted = Counter(
-        (r.facts["mode"], r.facts["layout"], r.facts["point"], rejected["remains"], rejected["layer"], rejected["reason"])
+        (
+            r.facts["mode"],
+            r.facts["layout"],
+            r.facts["point"],
+            rejected["remains"],
+            rejected["layer"],
+            rejected["reason"],
+        )
         for r in results.of("point")
         for rejected in r.found["rejected"]
     )
     keys = ("mode", "layout", "point", "remains", "layer", "reason")
     rows = tuple(dict(zip(keys, key, strict=True)) | {"n": count} for key, count in counted.items())
-    labels = ("write mode", "layout", "killed at", "state of the files", "refused by layer", "reason")
-    columns = (*(Column(key, label) for key, label in zip(keys, labels, strict=True)), Column("n", "trials", "count"))
+    labels = (
+        "write mode",
+        "layout",
+        "killed at",
+        "state of the files",
+        "refused by layer",
+        "reason",
+    )
+    columns = (
+        *(Column(key, label) for key, label in zip(keys, labels, strict=True)),
+        Column("n", "trials", "count"),
+    )
     note = (
-        "The integrity check reads the commit record first and names that; the state of the files stands beside it, in the words of published "
-        "Figure 4 where it has one. Its manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is whole."
+        "The integrity check reads the commit record first and names that; the state of the files"
+        " stands beside it, in the words of published Figure 4 where it has one. Its"
+        " manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is"
+        " whole."
     )
     return Table("reasons", "Why half a checkpoint was refused", columns, rows, note)
 
 
 def _phases(results: Results) -> Table:
     rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(results).items())
-    columns = (Column("phase", "last point passed"), *(Column(mode, mode, "count") for mode in modes(results)))
+    columns = (
+        Column("phase", "last point passed"),
+        *(Column(mode, mode, "count") for mode in modes(results)),
+    )
     note = "Behind the last point of a save comes the look at its predecessor by the next one."
     return Table("phases", "Where the random kills fell", columns, rows, note)
 
@@ -159,7 +301,12 @@ def _phases(results: Results) -> Table:
 def _by_protocol(record: Record) -> tuple[Any, ...]:
     facts = record.facts
     point = facts["point"]
-    return facts["mode"], facts["layout"], facts["strategy"], -1 if point == NONE else PHASES.index(point)
+    return (
+        facts["mode"],
+        facts["layout"],
+        facts["strategy"],
+        -1 if point == NONE else PHASES.index(point),
+    )
 
 
 def _bound(kills: Group) -> float | None:
@@ -167,11 +314,19 @@ def _bound(kills: Group) -> float | None:
 
 
 def _answer(record: Record) -> str:
-    return ("found" if record.found["found"] else "NOT FOUND") if record.found["seen"] else "not visible to a kill by design"
+    return (
+        ("found" if record.found["found"] else "NOT FOUND")
+        if record.found["seen"]
+        else "not visible to a kill by design"
+    )
 
 
 def _shown(record: Record) -> str:
-    return f"{record.found['wrong']}, killed {record.found['at']}" if record.found.get("found") else str(record.facts["unseen"])
+    return (
+        f"{record.found['wrong']}, killed {record.found['at']}"
+        if record.found.get("found")
+        else str(record.facts["unseen"])
+    )
 
 
 _OUTCOMES = outcomes({outcome: outcome.replace("_", " ") for outcome in OUTCOMES})
@@ -183,10 +338,18 @@ TABLES = (
         "outcomes",
         "What recovery finds after a death at each point",
         ("point",),
-        by=(fact("mode", "write mode"), fact("layout", "layout"), fact("strategy", "strategy"), fact("point", "killed at"), fact("survivor", "due")),
+        by=(
+            fact("mode", "write mode"),
+            fact("layout", "layout"),
+            fact("strategy", "strategy"),
+            fact("point", "killed at"),
+            fact("survivor", "due"),
+        ),
         columns=(size("n", "trials"), _OUTCOMES, _REFUSED),
-        note="due: the new checkpoint from the moment on which it counts (the rename; in unsafe the commit record's last byte), the previous one "
-        "before.",
+        note=(
+            "due: the new checkpoint from the moment on which it counts (the rename; in unsafe the"
+            " commit record's last byte), the previous one before."
+        ),
         sort=_by_protocol,
     ),
     _reasons,
@@ -196,8 +359,10 @@ TABLES = (
         ("call",),
         by=(fact("mode", "write mode"), fact("layout", "layout")),
         columns=(size("n", "calls"), _OUTCOMES),
-        note="Once before each call of one save that changes something (mkdir, create, write, fsync, rename, symlink, unlink, rmdir): all there "
-        "are, so no interval.",
+        note=(
+            "Once before each call of one save that changes something (mkdir, create, write, fsync,"
+            " rename, symlink, unlink, rmdir): all there are, so no interval."
+        ),
     ),
     TableSpec(
         "kills",
@@ -208,7 +373,12 @@ TABLES = (
             size("n", "kills"),
             _OUTCOMES,
             _REFUSED,
-            cell("phases", "phases hit", "count", lambda kills: len({r.found["passed"] for r in kills})),
+            cell(
+                "phases",
+                "phases hit",
+                "count",
+                lambda kills: len({r.found["passed"] for r in kills}),
+            ),
             cell("bound", "a loss per kill is rarer than (one-sided exact 95%)", "share", _bound),
         ),
         note="Saves back to back, SIGKILL uniformly 0.5 to 20 ms after the first; layouts in turn.",
@@ -231,21 +401,49 @@ def gates(results: Results) -> Iterator[Gate]:
     """The gates. Each names the trials that miss it."""
     points, killed = results.of("point"), crashes(results)
     went_on = results.of("point", "call")  # after a random kill no further save is made
-    groups = [r for r in killed if _in_group(r) and write_mode(r.facts["mode"]).atomic]  # other modes may leave partial ones
+    # other modes may leave partial ones
+    groups = [r for r in killed if _in_group(r) and write_mode(r.facts["mode"]).atomic]
     planted = results.of("planted")
     visible = [r for r in planted if r.found["seen"]]
     missed = [r for r in visible if not r.found["found"]]
-    yield none_bad("silent_wrong", killed, _ended("silent_wrong"), "trials recovered something that was never saved")
-    yield none_bad("lost_ack", killed, _ended("lost_ack", "lost_all"), "trials lost an acknowledged checkpoint")
-    yield none_bad("recovered", killed, _ended("detected", "untyped", "hung"), "trials stopped the recovery")
+    yield none_bad(
+        "silent_wrong",
+        killed,
+        _ended("silent_wrong"),
+        "trials recovered something that was never saved",
+    )
+    yield none_bad(
+        "lost_ack", killed, _ended("lost_ack", "lost_all"), "trials lost an acknowledged checkpoint"
+    )
+    yield none_bad(
+        "recovered", killed, _ended("detected", "untyped", "hung"), "trials stopped the recovery"
+    )
     wrong_one = "trials recovered the wrong one of the new and the previous checkpoint"
-    yield none_bad("survivor", points, lambda r: r.found["outcome"] != r.facts["survivor"], wrong_one)
-    yield none_bad("again", went_on, lambda r: r.found["again"] or r.found["left"], "trials stood in the way of the next attempt")
-    yield none_bad("hit", killed, lambda r: not r.found["hit"], "trials were not killed where they should be")
+    yield none_bad(
+        "survivor", points, lambda r: r.found["outcome"] != r.facts["survivor"], wrong_one
+    )
+    yield none_bad(
+        "again",
+        went_on,
+        lambda r: r.found["again"] or r.found["left"],
+        "trials stood in the way of the next attempt",
+    )
+    yield none_bad(
+        "hit", killed, lambda r: not r.found["hit"], "trials were not killed where they should be"
+    )
     if groups:
-        yield none_bad("half", groups, lambda r: r.found["half"], "trials left half a group under a name that counts in an atomic mode")
+        yield none_bad(
+            "half",
+            groups,
+            lambda r: r.found["half"],
+            "trials left half a group under a name that counts in an atomic mode",
+        )
     if planted:
-        yield Gate("planted", bool(visible) and not missed, f"planted {len(visible) - len(missed)}/{len(visible)} found{named(missed)}")
+        yield Gate(
+            "planted",
+            bool(visible) and not missed,
+            f"planted {len(visible) - len(missed)}/{len(visible)} found{named(missed)}",
+        )
 
 
 def _ended(*ends: str) -> Callable[[Record], bool]:
@@ -258,15 +456,19 @@ FIGURES = (atomicity, recovery, breakdown, phases)
 def notes(results: Results, in_memory: bool) -> tuple[str, ...]:
     place = "in memory (tmpfs)" if in_memory else "beside their records"
     notes = [
-        f"The trials lay {place}. A killed process leaves the page cache to the system, so no trial here can tell a mode that syncs from one that "
-        "does not, and the kind of disk plays no part: see the study power-loss.",
+        (
+            f"The trials lay {place}. A killed process leaves the page cache to the system, so no"
+            " trial here can tell a mode that syncs from one that does not, and the kind of disk"
+            " plays no part: see the study power-loss."
+        ),
     ]
     kills = results.of("kill")
     lost = [r for r in kills if violation(r.found)]
     each = min((sum(r.facts["mode"] == mode for r in kills) for mode in modes(results)), default=0)
     if each and not lost:
         notes.append(
-            f"0 of {plural(len(kills), 'kill')} at a random moment lost an acknowledged checkpoint or brought back a wrong one: with {each} in each "
-            f"mode, the probability per such kill is below {upper_bound(each):.2%} (one-sided exact 95%) in each."
+            f"0 of {plural(len(kills), 'kill')} at a random moment lost an acknowledged checkpoint"
+            f" or brought back a wrong one: with {each} in each mode, the probability per such kill"
+            f" is below {upper_bound(each):.2%} (one-sided exact 95%) in each."
         )
     return tuple(notes)

@@ -1,4 +1,6 @@
-"""A run whose store holds two checkpoints, for a crash, and the inspection of what is left. Torch-free."""
+"""A run whose store holds two checkpoints, for a crash, and the inspection of what is left.
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,26 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.frame.store_fixture import Payload, files_of, litter, store_config
 
 HISTORY, STEP = (10, 20), 30
-BEFORE, VICTIM, AFTER = 0, 1, 2  # the attempts: the one with the history, the killed one, and the next one
+# the attempts: the one with the history, the killed one, and the next one
+BEFORE, VICTIM, AFTER = 0, 1, 2
 BACK_TO_BACK = 24  # more saves than a writer finishes before the latest kill
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What recovery must find for a step: the digests in its manifest and the exact bytes of its files, without records and sidecars."""
+    """What recovery must find for a step: the digests in its manifest and the exact bytes of its
+    files, without records and sidecars.
+    """
 
     components: Components
     files: dict[str, bytes]
 
     def lies_at(self, path: Path) -> bool:
         try:
-            return all((path if path.suffix else path / name).read_bytes() == data for name, data in self.files.items())
+            return all(
+                (path if path.suffix else path / name).read_bytes() == data
+                for name, data in self.files.items()
+            )
         except OSError:
             return False
 
@@ -52,19 +60,32 @@ def log_of(layout: RunLayout, attempt: int) -> CheckpointLog:
 
 
 class History:
-    """The files of a run that has committed the steps of HISTORY, in memory: every trial gets its own copy."""
+    """The files of a run that has committed the steps of HISTORY, in memory: every trial gets its
+    own copy.
+    """
 
     def __init__(self, folder: Path, payload: Payload, layout: str) -> None:
         folder.mkdir()
         run = RunLayout(folder)
-        with closing(CheckpointStore(run.checkpoints, store_config("atomic_dirsync"))) as store, closing(log_of(run, BEFORE)) as log:
+        with (
+            closing(CheckpointStore(run.checkpoints, store_config("atomic_dirsync"))) as store,
+            closing(log_of(run, BEFORE)) as log,
+        ):
             store.claim(BEFORE)
             for step in HISTORY:
                 assert save_and_record(store, payload.image(layout, step), BEFORE, log)
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-        self._folders = [path for path in paths if (folder / path).is_dir() and not (folder / path).is_symlink()]
-        self._links = [(path, (folder / path).readlink()) for path in paths if (folder / path).is_symlink()]
-        self._files = [(path, (folder / path).read_bytes()) for path in paths if (folder / path).is_file() and not (folder / path).is_symlink()]
+        self._folders = [
+            path for path in paths if (folder / path).is_dir() and not (folder / path).is_symlink()
+        ]
+        self._links = [
+            (path, (folder / path).readlink()) for path in paths if (folder / path).is_symlink()
+        ]
+        self._files = [
+            (path, (folder / path).read_bytes())
+            for path in paths
+            if (folder / path).is_file() and not (folder / path).is_symlink()
+        ]
 
     def lay(self, root: Path) -> None:
         """Write a fresh copy to `root`."""
@@ -80,10 +101,12 @@ class History:
 
 @dataclass
 class Found:
-    """The result of recovery. `rejected`: layer and reason of each rejection, and the state of the files (`remains`).
+    """The result of recovery. `rejected`: layer and reason of each rejection, and the state of the
+    files (`remains`).
 
-    `half`: names that count but are no whole checkpoints, in atomic modes (groups). `again`: how the next attempt's save of the same step failed
-    (empty: it succeeded); `left`: leftovers besides checkpoints.
+    `half`: names that count but are no whole checkpoints, in atomic modes (groups). `again`: how
+    the next attempt's save of the same step failed (empty: it succeeded); `left`: leftovers besides
+    checkpoints.
     """
 
     outcome: str
@@ -98,13 +121,21 @@ class Found:
 
 def acknowledged(run: RunLayout) -> int:
     """The newest step recorded as committed; recovery may not return an older one."""
-    lines = (line for attempt in run.attempts() for line in read_journal(run.attempt(attempt).checkpoints, CheckpointLine).events)
+    lines = (
+        line
+        for attempt in run.attempts()
+        for line in read_journal(run.attempt(attempt).checkpoints, CheckpointLine).events
+    )
     return max(line.global_step for line in lines if line.event == "committed")
 
 
-def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Expected | None]) -> Found:
-    """Recover as the supervisor does before a relaunch: claim the store, choose with the integrity check. `expected` gives what a really saved
-    step must hold, else None; the check's verdict is not relied on."""
+def recover(
+    run: RunLayout, store: CheckpointStore, expected: Callable[[int], Expected | None]
+) -> Found:
+    """Recover as the supervisor does before a relaunch: claim the store, choose with the integrity
+    check. `expected` gives what a really saved step must hold, else None; the check's verdict is
+    not relied on.
+    """
     acked = acknowledged(run)
     try:
         store.claim(AFTER)
@@ -113,13 +144,21 @@ def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Ex
         return Found("detected", acknowledged=acked, reason=_plain(error.line(), run))
     except Exception as error:
         return Found("untyped", acknowledged=acked, reason=f"{type(error).__name__}: {error}")
-    rejected = [{"path": Path(r.path).name, "layer": r.layer, "reason": _plain(r.reason, run)} for r in choice.rejected]
+    rejected = [
+        {"path": Path(r.path).name, "layer": r.layer, "reason": _plain(r.reason, run)}
+        for r in choice.rejected
+    ]
     report = choice.report
     if report is None or report.global_step is None:
         return Found("lost_all", None, acked, rejected=rejected)
     step = report.global_step
     wanted = expected(step)
-    if wanted is None or report.manifest is None or components(report.manifest) != wanted.components or not wanted.lies_at(report.path):
+    if (
+        wanted is None
+        or report.manifest is None
+        or components(report.manifest) != wanted.components
+        or not wanted.lies_at(report.path)
+    ):
         outcome = "silent_wrong"
     elif step < acked:
         outcome = "lost_ack"
@@ -129,11 +168,15 @@ def recover(run: RunLayout, store: CheckpointStore, expected: Callable[[int], Ex
 
 
 def half_written(store: CheckpointStore, found: Found) -> list[str]:
-    """Names in the store that claim to be checkpoints but are not: the rejected ones, and older ones with a missing part."""
+    """Names in the store that claim to be checkpoints but are not: the rejected ones, and older
+    ones with a missing part.
+    """
     newest = STEP if found.step is None else found.step
     quick = replace(store.config.integrity, contents=False)
     older = [entry.path for entry in store.entries() if entry.global_step < newest]
-    return [rejected["path"] for rejected in found.rejected] + [path.name for path in older if not verify_checkpoint(path, quick).ok]
+    return [rejected["path"] for rejected in found.rejected] + [
+        path.name for path in older if not verify_checkpoint(path, quick).ok
+    ]
 
 
 def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: CheckpointImage) -> None:
@@ -146,7 +189,11 @@ def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Checkpoin
         choice = store.newest_valid()
         if not saved:
             found.again = "not saved"
-        elif choice.report is None or choice.report.global_step != image.stamp.global_step or choice.rejected:
+        elif (
+            choice.report is None
+            or choice.report.global_step != image.stamp.global_step
+            or choice.rejected
+        ):
             found.again = "saved, but not what recovery finds"
     except EcrlError as error:
         found.again = _plain(error.line(), run)
@@ -156,15 +203,22 @@ def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Checkpoin
 
 
 def leak_check(path: Path, image: CheckpointImage) -> str:
-    """What is wrong with the files of a rejected checkpoint, in the published study's words; the first that applies."""
-    sizes = {part.name: part.nbytes for part in image.parts} | {name: len(data) for name, data in image.documents.items()}
+    """What is wrong with the files of a rejected checkpoint, in the published study's words; the
+    first that applies.
+    """
+    sizes = {part.name: part.nbytes for part in image.parts} | {
+        name: len(data) for name, data in image.documents.items()
+    }
     entry = entry_of(path)
     records, folder = {MANIFEST: "manifest", COMMIT: "commit"}, path
     if entry.single:
         sidecar, data = entry.files
         sizes = {data.name: sizes[data.name]}
         records, folder = {sidecar.name: "commit"}, path.parent
-    lengths = {name: path.stat().st_size if (path := folder / name).exists() else -1 for name in [*sizes, *records]}
+    lengths = {
+        name: path.stat().st_size if (path := folder / name).exists() else -1
+        for name in [*sizes, *records]
+    }
     if any(0 <= lengths[name] < size for name, size in sizes.items()):
         return "size mismatch"
     if any(lengths[name] < 0 for name in sizes):
@@ -172,7 +226,9 @@ def leak_check(path: Path, image: CheckpointImage) -> str:
     wrong = [name for name in records if not _whole(folder / name)]
     if not wrong:
         return "other"
-    return f"missing {records[wrong[0]]}" if lengths[wrong[0]] < 0 else f"{records[wrong[0]]} cut off"
+    return (
+        f"missing {records[wrong[0]]}" if lengths[wrong[0]] < 0 else f"{records[wrong[0]]} cut off"
+    )
 
 
 def _whole(path: Path) -> bool:

@@ -1,4 +1,6 @@
-"""One crash from start to end: write a run with a history, kill a save, recover, save in the next attempt; and planted bugs run against crashes."""
+"""One crash from start to end: write a run with a history, kill a save, recover, save in the next
+attempt; and planted bugs run against crashes.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +42,43 @@ _TRIES = 5
 
 
 class KillerProcess(JsonProgram):
-    """`folder`: where the trials lie; removed when this is closed, or when this process is killed."""
+    """`folder`: where the trials lie; removed when this is closed, or when this process is
+    killed.
+    """
 
     def __init__(self, where: str, payload: Payload) -> None:
-        numbers = [str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)]
-        single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads before a fork
-        # In its own process session: a signal to the study's process group must not end the process that removes the folder.
-        super().__init__("ecrl_cli.studies.crash_points.crash_server", where, *numbers, env=single, start_new_session=True)
+        numbers = [
+            str(number) for number in (payload.seed, payload.model_bytes, payload.optimizer_bytes)
+        ]
+        # no threads before a fork
+        single = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        # In its own process session: a signal to the study's process group must not end the process
+        # that removes the folder.
+        super().__init__(
+            "ecrl_cli.studies.crash_points.crash_server",
+            where,
+            *numbers,
+            env=single,
+            start_new_session=True,
+        )
         self.folder = Path(self.hear()["folder"])
 
     def kill(self, do: str, run: RunLayout, save: Save, **values: float) -> dict[str, Any]:
         """How the forked process ended: see `crash_server.Killer.answer`."""
-        return self.ask({"do": do, "root": str(run.root), "save": dataclasses.asdict(save), **values})
+        return self.ask(
+            {"do": do, "root": str(run.root), "save": dataclasses.asdict(save), **values}
+        )
 
 
 def hand_over(run: RunLayout, plan: ImagePlan, image: CheckpointImage) -> bool:
-    """Submit `image` to the run's background writer as rank 0 does; returns whether the writer survived to acknowledge the save."""
-    from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone  # imported late: it imports torch
+    """Submit `image` to the run's background writer as rank 0 does; returns whether the writer
+    survived to acknowledge the save.
+    """
+    # imported late: it imports torch
+    from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 
-    client = WriterClient(run, lambda memory: cast(Any, memory))  # plain memory instead of a staging buffer of tensors
+    # plain memory instead of a staging buffer of tensors
+    client = WriterClient(run, lambda memory: cast(Any, memory))
     try:
         client.open(VICTIM, plan.nbytes, 1, plan.parts)
         number, slot = client.take()
@@ -99,21 +119,30 @@ class CrashRig:
                 lived = end["signal"] == 0
             else:
                 self._killer.kill("serve", self._run, save)
-                lived = hand_over(self._run, self._payload.plan(save.layout), self._payload.image(save.layout, save.step))
+                lived = hand_over(
+                    self._run,
+                    self._payload.plan(save.layout),
+                    self._payload.image(save.layout, save.step),
+                )
                 end = self._killer.kill("end", self._run, save)
             unharmed = save.point == NONE and save.call < 0
-            hit = lived if unharmed else not lived and (save.call >= 0 or end["passed"] == save.point)
+            hit = (
+                lived if unharmed else not lived and (save.call >= 0 or end["passed"] == save.point)
+            )
             return {"hit": hit, **self._aftermath(save, end, (save.step,), goes_on=True)}
 
     def kill(self, save: Save, after_s: float) -> dict[str, Any]:
-        """Kill back-to-back saves at a random moment. `hit`: before the last save was done; where the killer itself had to wait for a processor
-        until then, it tries again."""
+        """Kill back-to-back saves at a random moment. `hit`: before the last save was done; where
+        the killer itself had to wait for a processor until then, it tries again.
+        """
         result: dict[str, Any] = {}
         for _ in range(_TRIES):
             with self._laid(save.layout):
                 end = self._killer.kill("kill", self._run, save, after_s=after_s)
                 found = self._aftermath(save, end, range(STEP, STEP + BACK_TO_BACK), goes_on=False)
-            hit = end["signal"] == signal.SIGKILL and found["acknowledged"] < STEP + BACK_TO_BACK - 1
+            hit = (
+                end["signal"] == signal.SIGKILL and found["acknowledged"] < STEP + BACK_TO_BACK - 1
+            )
             result = {"hit": hit, "after_s": after_s, "passed": end["passed"], **found}
             if hit or found["outcome"] != "new":
                 break
@@ -129,20 +158,35 @@ class CrashRig:
         try:
             yield
         finally:
-            shutil.rmtree(self._run.root, ignore_errors=True)  # leftovers are found when the next run is written
+            # leftovers are found when the next run is written
+            shutil.rmtree(self._run.root, ignore_errors=True)
 
-    def _aftermath(self, save: Save, end: dict[str, Any], saved: Sequence[int], *, goes_on: bool) -> dict[str, Any]:
-        """What recovery finds if the steps `saved` may have been saved, and the result of the next attempt."""
+    def _aftermath(
+        self, save: Save, end: dict[str, Any], saved: Sequence[int], *, goes_on: bool
+    ) -> dict[str, Any]:
+        """What recovery finds if the steps `saved` may have been saved, and the result of the next
+        attempt.
+        """
         if end["code"]:
-            raise RuntimeError(f"the process that saves ended with {end['code']}; its traceback is on stderr")
+            raise RuntimeError(
+                f"the process that saves ended with {end['code']}; its traceback is on stderr"
+            )
         if end["signal"] == signal.SIGALRM:
             return dataclasses.asdict(Found("hung"))
         with closing(save.store(self._run, PosixFs(), lambda name: None)) as store:
             known = (*HISTORY, *saved)
-            found = recover(self._run, store, lambda step: expected_of(self._payload, save.layout, step) if step in known else None)
+            found = recover(
+                self._run,
+                store,
+                lambda step: (
+                    expected_of(self._payload, save.layout, step) if step in known else None
+                ),
+            )
             for rejected in found.rejected:
                 path = store.root / rejected["path"]
-                rejected["remains"] = leak_check(path, self._payload.image(save.layout, entry_of(path).global_step))
+                rejected["remains"] = leak_check(
+                    path, self._payload.image(save.layout, entry_of(path).global_step)
+                )
             if save.layout == "group" and store.config.mode.atomic:
                 found.half = half_written(store, found)
             if goes_on:
@@ -153,7 +197,9 @@ class CrashRig:
         points: list[str] = []
         with self._laid(save.layout):
             fs = CrashingFs()
-            with closing(save.store(self._run, fs, lambda name: points.append(phase(name)))) as store:
+            with closing(
+                save.store(self._run, fs, lambda name: points.append(phase(name)))
+            ) as store:
                 store.claim(VICTIM)
                 fs.armed = True
                 image = self._payload.image(save.layout, save.step)
@@ -161,13 +207,22 @@ class CrashRig:
         return tuple(points), tuple(fs.calls)
 
 
-_SYNC = "a kill keeps the page cache: what was written is there, synced or not (the study power-loss finds it)"
-_BEHIND = "a killed writer leaves no commit record beside a damaged file: the first layer refuses it (the study corruption finds it)"
+_SYNC = (
+    "a kill keeps the page cache: what was written is there, synced or not (the study power-loss"
+    " finds it)"
+)
+_BEHIND = (
+    "a killed writer leaves no commit record beside a damaged file: the first layer refuses it (the"
+    " study corruption finds it)"
+)
 # Why no kill can expose it: by name, or by kind.
 UNSEEN = {
     "sync": _SYNC,
     **dict.fromkeys(("ack_before_root_sync", "retire_before_root_sync", "pointer_trusted"), _SYNC),
-    **dict.fromkeys(("guard_sizes_only", "guard_skips_manifest", "guard_skips_parts", "guard_skips_hash"), _BEHIND),
+    **dict.fromkeys(
+        ("guard_sizes_only", "guard_skips_manifest", "guard_skips_parts", "guard_skips_hash"),
+        _BEHIND,
+    ),
 }
 
 
@@ -177,13 +232,20 @@ def unseen(planted: StoreMutant) -> str:
 
 
 def search(rig: CrashRig, name: str) -> dict[str, Any]:
-    """Kill the broken store before each of its calls, one crash per call; returns the first crash that exposes the bug."""
+    """Kill the broken store before each of its calls, one crash per call; returns the first crash
+    that exposes the bug.
+    """
     planted = next(planted for planted in STORE_MUTANTS if planted.name == name)
     alive = Save(planted.mode, planted.layout, planted=name)
     calls = rig.visited(alive)[1]
     for number, call in enumerate(calls):
         if wrong := violation(rig.crash(replace(alive, call=number), "blocking")):
-            return {"found": True, "crashes": number + 1, "at": f"before {call.partition(' ')[0]}", "wrong": wrong}
+            return {
+                "found": True,
+                "crashes": number + 1,
+                "at": f"before {call.partition(' ')[0]}",
+                "wrong": wrong,
+            }
     return {"found": False, "crashes": len(calls), "at": "", "wrong": ""}
 
 
@@ -193,6 +255,7 @@ def violation(found: dict[str, Any]) -> str:
         return str(found["outcome"])
     if found["half"]:
         return "half a checkpoint under a name that counts"
-    if found["again"] and found["outcome"] == "previous":  # broken stores do not handle an existing step
+    # broken stores do not handle an existing step
+    if found["again"] and found["outcome"] == "previous":
         return f"the next attempt: {found['again']}"
     return ""

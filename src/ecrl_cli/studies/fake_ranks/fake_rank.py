@@ -1,6 +1,8 @@
-"""A torch-free rank in lockstep with the others that saves through the product's store; its script, written by the study, says where it misbehaves.
+"""A torch-free rank in lockstep with the others that saves through the product's store; its script,
+written by the study, says where it misbehaves.
 
-Supervisor, heartbeat table, stack dumps and store are the real ones, so results about them do not depend on the model trained.
+Supervisor, heartbeat table, stack dumps and store are the real ones, so results about them do not
+depend on the model trained.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ SCRIPT = "part.json"
 
 @dataclass(frozen=True)
 class FakeRankScript:
-    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop request. `faults`: misbehaviour by
-    "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp, spin, skip, raise, exitN, SIGNAME. `on_stop`: reaction to a stop request: yes, no, or
-    alone (rank 0 does not coordinate). `side_thread`: a thread sends the rank's heartbeats."""
+    """Seconds of each start phase, of a step's own work, of a save, and of the last save on a stop
+    request. `faults`: misbehaviour by "ATTEMPT/RANK/STEP" (ATTEMPT may be `any`): freeze, grasp,
+    spin, skip, raise, exitN, SIGNAME. `on_stop`: reaction to a stop request: yes, no, or alone
+    (rank 0 does not coordinate). `side_thread`: a thread sends the rank's heartbeats.
+    """
 
     start_s: float = 0.0
     step_s: float = 0.002
@@ -51,7 +55,11 @@ class FakeRankScript:
     side_thread: bool = False
 
     def fault(self, attempt: int, rank: int, step: int) -> str:
-        return self.faults.get(f"{attempt}/{rank}/{step}") or self.faults.get(f"any/{rank}/{step}") or ""
+        return (
+            self.faults.get(f"{attempt}/{rank}/{step}")
+            or self.faults.get(f"any/{rank}/{step}")
+            or ""
+        )
 
 
 def write_script(layout: RunLayout, script: FakeRankScript) -> None:
@@ -69,7 +77,10 @@ _STEP = struct.Struct("<Q")
 def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float) -> int:
     layout = RunLayout(run_dir)
     try:
-        control = Control(layout, Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=answer_stack_dumps()))
+        control = Control(
+            layout,
+            Hello(rendezvous.rank, os.getpid(), attempt, started, stacks=answer_stack_dumps()),
+        )
         control.attach()
         with closing(control):
             return FakeRank(layout, attempt, rendezvous, control).play()
@@ -80,9 +91,20 @@ def run_rank(run_dir: Path, attempt: int, rendezvous: Rendezvous, started: float
 class FakeRank:
     """One fake rank in one attempt."""
 
-    def __init__(self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control) -> None:
-        self.layout, self.attempt, self.rank, self.world_size = layout, attempt, rendezvous.rank, rendezvous.world_size
-        self.control, self.heartbeat, self.script = control, HeartbeatWriter(control.heartbeats, rendezvous.rank), read_script(layout)
+    def __init__(
+        self, layout: RunLayout, attempt: int, rendezvous: Rendezvous, control: Control
+    ) -> None:
+        self.layout, self.attempt, self.rank, self.world_size = (
+            layout,
+            attempt,
+            rendezvous.rank,
+            rendezvous.world_size,
+        )
+        self.control, self.heartbeat, self.script = (
+            control,
+            HeartbeatWriter(control.heartbeats, rendezvous.rank),
+            read_script(layout),
+        )
         self.stored, self.logs = read_run_config(layout), layout.attempt(attempt)
         self.order = decode(AttemptSpec, read_json(self.logs.launch))
         self.step, self.until = self.order.resume_step, self.stored.config.target_steps
@@ -97,7 +119,11 @@ class FakeRank:
         if self.script.side_thread:
             threading.Thread(target=self.pretend, daemon=True).start()
         self.check_stop()
-        with closing(CheckpointStore(self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id))) as store:
+        with closing(
+            CheckpointStore(
+                self.layout.checkpoints, StoreConfig.of(self.stored.config, self.stored.run_id)
+            )
+        ) as store:
             store.fs = HeartbeatFs(store.fs, self.heartbeat.again)
             while self.step < self.until:
                 self.do()
@@ -124,7 +150,22 @@ class FakeRank:
             self.exchange.meet()
         self.heartbeat.phase("logging")
         self.step = step
-        self.journal.append(RankLine(step, 0, step - 1, self.rank, self.world_size, "", 0, 0.5, self.attempt, 0.0, monotonic(), wall()))
+        self.journal.append(
+            RankLine(
+                step,
+                0,
+                step - 1,
+                self.rank,
+                self.world_size,
+                "",
+                0,
+                0.5,
+                self.attempt,
+                0.0,
+                monotonic(),
+                wall(),
+            )
+        )
         self.at_training()
 
     def at_training(self) -> None:
@@ -143,9 +184,15 @@ class FakeRank:
         if self.rank == 0:
             log = CheckpointLog(Journal(self.logs.checkpoints), self.layout, self.attempt)
             store.claim(self.attempt)
-            image = synthetic_image(self.stored.config.seed, self.step, self.plan, self.stored.run_id, restorable=True)
+            image = synthetic_image(
+                self.stored.config.seed, self.step, self.plan, self.stored.run_id, restorable=True
+            )
             log.write("submitted", self.step, bytes=image.nbytes, inflight=1)
-            time.sleep(self.script.last_save_s if self.until < self.stored.config.target_steps else self.script.save_s)
+            time.sleep(
+                self.script.last_save_s
+                if self.until < self.stored.config.target_steps
+                else self.script.save_s
+            )
             save_and_record(store, image, self.attempt, log)
             log.close()
         self.exchange.meet()
@@ -153,11 +200,18 @@ class FakeRank:
     def leave(self) -> int:
         self.heartbeat.phase("flushing")
         if self.rank == 0 and self.step == self.stored.config.target_steps:
-            write_json(self.logs.final, encode(FinalState(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)))
+            write_json(
+                self.logs.final,
+                encode(
+                    FinalState(self.step, self.attempt, monotonic(), wall(), "", "", "", "", 0.5)
+                ),
+            )
         return 0
 
     def misbehave(self, step: int) -> None:
-        """Misbehave as the script has it for this step. A hang happens in the rank's own work, before the exchange."""
+        """Misbehave as the script has it for this step. A hang happens in the rank's own work,
+        before the exchange.
+        """
         fault = self.script.fault(self.attempt, self.rank, step)
         if fault == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -180,19 +234,28 @@ class FakeRank:
 
 
 class Exchange:
-    """A barrier in place of a collective: no rank passes its n-th before all have reached it. Uses a file mapped by all ranks of an attempt."""
+    """A barrier in place of a collective: no rank passes its n-th before all have reached it. Uses
+    a file mapped by all ranks of an attempt.
+    """
 
     def __init__(self, path: Path, rank: int, world_size: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, world_size * _STEP.size)
-        self._memory, self._rank, self._world_size = mmap.mmap(fd, world_size * _STEP.size), rank, world_size
+        self._memory, self._rank, self._world_size = (
+            mmap.mmap(fd, world_size * _STEP.size),
+            rank,
+            world_size,
+        )
         os.close(fd)
         self._count = 0
 
     def meet(self) -> None:
         self._count += 1
         _STEP.pack_into(self._memory, self._rank * _STEP.size, self._count)
-        while any(_STEP.unpack_from(self._memory, rank * _STEP.size)[0] < self._count for rank in range(self._world_size)):
+        while any(
+            _STEP.unpack_from(self._memory, rank * _STEP.size)[0] < self._count
+            for rank in range(self._world_size)
+        ):
             time.sleep(POLL_S)
 
 

@@ -53,7 +53,9 @@ class Trigger:
 class TriggeringUI(SilentUI):
     """Runs `act` once when the trigger fires; records the console output."""
 
-    def __init__(self, trigger: Trigger | None = None, act: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, trigger: Trigger | None = None, act: Callable[[], None] = lambda: None
+    ) -> None:
         self._trigger, self._act, self._attempt = trigger, act, -1
         self.notes: list[str] = []
         self.acted_at: float | None = None
@@ -87,7 +89,9 @@ class FakeRankLauncher:
         """Warm up once for all trials."""
 
     def launch(self, spec: LaunchSpec) -> RunningAttempt:
-        return self._real.launch(replace(spec, module=FAKE_RANK_MODULE, preload=(FAKE_RANK_MODULE,)))
+        return self._real.launch(
+            replace(spec, module=FAKE_RANK_MODULE, preload=(FAKE_RANK_MODULE,))
+        )
 
     def close(self) -> None:
         """Do nothing; the launcher is reused by the next trial."""
@@ -95,7 +99,9 @@ class FakeRankLauncher:
 
 @dataclass
 class SupervisorOutcome:
-    """How the supervisor ended: its exit code and last output; its record; seconds from the trigger to the end."""
+    """How the supervisor ended: its exit code and last output; its record; seconds from the trigger
+    to the end.
+    """
 
     code: int
     said: str
@@ -138,7 +144,9 @@ class SupervisorHarness:
             processes.sweep(processes.of_run(layout.root))
             shutil.rmtree(layout.root, ignore_errors=True)
 
-    def supervise(self, config: RunConfig, layout: RunLayout, ui: TriggeringUI, kind: str = "zygote") -> SupervisorOutcome:
+    def supervise(
+        self, config: RunConfig, layout: RunLayout, ui: TriggeringUI, kind: str = "zygote"
+    ) -> SupervisorOutcome:
         launcher, began = self.launcher(kind), monotonic()
         code, said = 0, "completed"
         with stop_signals_ignored():
@@ -161,9 +169,16 @@ def harness_of(context: StudyContext) -> SupervisorHarness:
     return SupervisorHarness(context.scratch)
 
 
-def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any) -> RunConfig:
+def settings(
+    target_steps: int, every: int = 5, strategy: str = "blocking", **supervision: Any
+) -> RunConfig:
     """Configuration of a run of two fake ranks whose hangs are detected after LIMIT_S."""
-    chosen: dict[str, Any] = {"launcher": "zygote", "hang_timeout_s": LIMIT_S, "start_timeout_s": START_S, "max_restarts": 4} | supervision
+    chosen: dict[str, Any] = {
+        "launcher": "zygote",
+        "hang_timeout_s": LIMIT_S,
+        "start_timeout_s": START_S,
+        "max_restarts": 4,
+    } | supervision
     return RunConfig(
         target_steps=target_steps,
         checkpoint=CheckpointConfig(strategy=strategy, every=every),
@@ -173,7 +188,9 @@ def settings(target_steps: int, every: int = 5, strategy: str = "blocking", **su
 
 @contextlib.contextmanager
 def stop_signals_ignored() -> Iterator[None]:
-    """Ignore stop signals that come too late for the run: they are passed on to the caller, here the trial, which must not stop."""
+    """Ignore stop signals that come too late for the run: they are passed on to the caller, here
+    the trial, which must not stop.
+    """
     before = {number: signal.signal(number, lambda received, frame: None) for number in STOPPING}
     try:
         yield
@@ -183,14 +200,25 @@ def stop_signals_ignored() -> Iterator[None]:
 
 
 def steps(layout: RunLayout, attempt: int, rank: int) -> list[int]:
-    return [line.global_step for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events]
+    return [
+        line.global_step
+        for line in read_journal(layout.attempt(attempt).rank(rank), RankLine).events
+    ]
 
 
 def whole(layout: RunLayout) -> list[int]:
-    """Steps of the checkpoints that pass the integrity check, oldest first; all that are not quarantined must pass."""
+    """Steps of the checkpoints that pass the integrity check, oldest first; all that are not
+    quarantined must pass.
+    """
     stored = read_run_config(layout)
-    with contextlib.closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))) as store:
-        reports = [store.verify(entry.path) for entry in store.entries()] if layout.checkpoints.exists() else []
+    with contextlib.closing(
+        CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id))
+    ) as store:
+        reports = (
+            [store.verify(entry.path) for entry in store.entries()]
+            if layout.checkpoints.exists()
+            else []
+        )
     return sorted(report.global_step or 0 for report in reports if report.ok)
 
 
@@ -200,9 +228,12 @@ def lineage_whole(layout: RunLayout) -> bool:
     for attempt in record.attempts:
         for rank in range(attempt.world_size):
             done = steps(layout, attempt.attempt, rank)
-            if done and done != list(range(attempt.resumed_from_step + 1, attempt.resumed_from_step + 1 + len(done))):
+            if done and done != list(
+                range(attempt.resumed_from_step + 1, attempt.resumed_from_step + 1 + len(done))
+            ):
                 return False
     last = record.attempts[-1]
     return last.outcome != "completed" or all(
-        steps(layout, last.attempt, rank)[-1:] in ([record.target_steps], []) for rank in range(last.world_size)
+        steps(layout, last.attempt, rank)[-1:] in ([record.target_steps], [])
+        for rank in range(last.world_size)
     )

@@ -1,4 +1,5 @@
-"""Checkpointers of others, as their documentation has them used: what the studies hold ECRL's store against. The code is that of the strategies.
+"""Checkpointers of others, as their documentation has them used: what the studies hold ECRL's store
+against. The code is that of the strategies.
 
 Torch is imported with the first one.
 """
@@ -10,19 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.config.checkpointers import DCP, TORCH_CHECKPOINTING, TORCH_SAVE, TORCH_SAVE_DURABLE, TORCHSNAPSHOT
+from ecrl_cli.config.checkpointers import (
+    DCP,
+    TORCH_CHECKPOINTING,
+    TORCH_SAVE,
+    TORCH_SAVE_DURABLE,
+    TORCHSNAPSHOT,
+)
 
 State = dict[str, Any]  # torch.Tensor by name
 
 SAFETENSORS = "safetensors"
-_KINDS = {kind.name: kind for kind in (TORCH_SAVE, TORCH_SAVE_DURABLE, DCP, TORCH_CHECKPOINTING, TORCHSNAPSHOT)}
+_KINDS = {
+    kind.name: kind
+    for kind in (TORCH_SAVE, TORCH_SAVE_DURABLE, DCP, TORCH_CHECKPOINTING, TORCHSNAPSHOT)
+}
 NAMES = (TORCH_SAVE.name, SAFETENSORS, DCP.name, TORCH_CHECKPOINTING.name, TORCHSNAPSHOT.name)
 
 
 @dataclass(frozen=True)
 class Checkpointer:
-    """`save(state, path)` writes a file with this `suffix`, or a folder if that is empty; `load(like, path)` returns tensors shaped as those in
-    `like`."""
+    """`save(state, path)` writes a file with this `suffix`, or a folder if that is empty;
+    `load(like, path)` returns tensors shaped as those in `like`.
+    """
 
     suffix: str
     save: Callable[[State, Path], None]
@@ -35,7 +46,9 @@ def lacking(name: str) -> str:
 
 
 def checkpointer(name: str) -> Checkpointer:
-    """The checkpointer `name`, one of NAMES or TORCH_SAVE_DURABLE's: in one process, without a process group."""
+    """The checkpointer `name`, one of NAMES or TORCH_SAVE_DURABLE's: in one process, without a
+    process group.
+    """
     if name == SAFETENSORS:
         from safetensors.torch import load_file, save_file
 
@@ -45,5 +58,6 @@ def checkpointer(name: str) -> Checkpointer:
     if kind is TORCH_SAVE:
         import torch
 
-        return Checkpointer(".pt", torch.save, made.load)  # to its place at once: a rename is what the power-loss study adds
+        # to its place at once: a rename is what the power-loss study adds
+        return Checkpointer(".pt", torch.save, made.load)
     return Checkpointer(Path(kind.state).suffix, made.save, made.load)

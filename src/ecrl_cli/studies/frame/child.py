@@ -1,4 +1,6 @@
-"""Children of a study: a program that answers lines of JSON, and a fork that does one thing and is certain to end."""
+"""Children of a study: a program that answers lines of JSON, and a fork that does one thing and is
+certain to end.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from ecrl_cli.linux.pdeathsig import die_with_parent
 
 
 class JsonProgram:
-    """`python -m module args`: it gets each request as a line of JSON and answers with one. `options`: of Popen."""
+    """`python -m module args`: it gets each request as a line of JSON and answers with one.
+    `options`: of Popen.
+    """
 
     def __init__(self, module: str, *args: str, **options: Any) -> None:
         self._module, command = module, [sys.executable, "-m", module, *args]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
 
     def tell(self, request: object) -> None:
         assert self.process.stdin is not None
@@ -28,12 +34,16 @@ class JsonProgram:
         self.process.stdin.flush()
 
     def hear(self, seconds: float | None = None) -> dict[str, Any]:
-        """The next answer. EOFError if the program has ended, TimeoutError after `seconds` without an answer."""
+        """The next answer. EOFError if the program has ended, TimeoutError after `seconds` without
+        an answer.
+        """
         assert self.process.stdout is not None
         if seconds is not None and not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError(f"{self._module} gave no answer in {seconds:g} s")
         if not (line := self.process.stdout.readline()):
-            raise EOFError(f"{self._module} ended without an answer (exit code {self.process.wait()})")
+            raise EOFError(
+                f"{self._module} ended without an answer (exit code {self.process.wait()})"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -42,7 +52,9 @@ class JsonProgram:
         return self.hear(seconds)
 
     def close(self, *, kill: bool = False) -> None:
-        """End of its input, at which it ends by itself, or a kill; then wait for its end. No error if it has ended before."""
+        """End of its input, at which it ends by itself, or a kill; then wait for its end. No error
+        if it has ended before.
+        """
         assert self.process.stdin is not None and self.process.stdout is not None
         if kill:
             self.process.kill()
@@ -67,7 +79,9 @@ def serve(answer: Callable[[Any], object], out: TextIO | None = None) -> None:
 
 
 def forked(act: Callable[[], object], seconds: float) -> tuple[Any, str]:
-    """What `act` returns in a forked child, as JSON, and an empty string; or None and `hung` or `died`. The child dies with this process, too."""
+    """What `act` returns in a forked child, as JSON, and an empty string; or None and `hung` or
+    `died`. The child dies with this process, too.
+    """
     back, out = os.pipe()
     parent = os.getpid()
     if (child := os.fork()) == 0:

@@ -1,4 +1,6 @@
-"""What a trial may not do: run longer than its deadline, and leave processes or objects in shared memory behind."""
+"""What a trial may not do: run longer than its deadline, and leave processes or objects in shared
+memory behind.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class Overdue(BaseException):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Main thread only. After `seconds` the block is interrupted, all descendants of this process are killed until the block is left, and Overdue
-    is raised, even if the block completed because of that."""
+    """Main thread only. After `seconds` the block is interrupted, all descendants of this process
+    are killed until the block is left, and Overdue is raised, even if the block completed because
+    of that.
+    """
     over, late, main = threading.Event(), threading.Event(), threading.get_ident()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -72,7 +76,8 @@ def _descends(pid: int) -> bool:
 
 
 _SHARED = Path("/dev/shm")
-_OURS = ("torch_", "gloo", "nccl")  # torch's own prefixes; ours contain our name; other objects are unrelated
+# torch's own prefixes; ours contain our name; other objects are unrelated
+_OURS = ("torch_", "gloo", "nccl")
 
 
 def remaining(root: Path) -> list[int]:

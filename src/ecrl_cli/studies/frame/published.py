@@ -10,5 +10,7 @@ import yaml
 
 def published(study: str) -> dict[str, Any]:
     """The numbers published for `study`, as printed."""
-    found: dict[str, Any] = yaml.safe_load(Path(__file__).parents[1].joinpath("published.yaml").read_text(encoding="utf-8"))[study]
+    found: dict[str, Any] = yaml.safe_load(
+        Path(__file__).parents[1].joinpath("published.yaml").read_text(encoding="utf-8")
+    )[study]
     return found

@@ -1,4 +1,6 @@
-"""A study's result as data: tables, figures and gates that the report shows unchanged, without arithmetic of its own."""
+"""A study's result as data: tables, figures and gates that the report shows unchanged, without
+arithmetic of its own.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """`y` over `x` (or over the figure's categories if `x` is empty); `low`, `high`: intervals, or empty."""
+    """`y` over `x` (or over the figure's categories if `x` is empty); `low`, `high`: intervals, or
+    empty.
+    """
 
     label: str
     y: tuple[float, ...]
@@ -45,7 +49,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines. `marks`: vertical lines at x.
+    """`kind`: bars (grouped, with intervals) | stacked (bars) | cdf (`y` are the samples) | lines.
+    `marks`: vertical lines at x.
 
     `log_x`: for cdf and lines; `log_y`: for lines.
     """
@@ -64,7 +69,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Findings:
-    """`gates`: pass or fail. `notes`: sentences for the reader on what a zero supports and what is not covered."""
+    """`gates`: pass or fail. `notes`: sentences for the reader on what a zero supports and what is
+    not covered.
+    """
 
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -88,7 +95,12 @@ def proportion(k: int, n: int) -> dict[str, Any]:
     if n == 0:
         return {column.key: None for column in PROPORTION_COLUMNS} | {"k": 0, "n": 0}
     score, exact = wilson(k, n), clopper_pearson(k, n)
-    bounds = {"wilson_low": score.low, "wilson_high": score.high, "cp_low": exact.low, "cp_high": exact.high}
+    bounds = {
+        "wilson_low": score.low,
+        "wilson_high": score.high,
+        "cp_low": exact.low,
+        "cp_high": exact.high,
+    }
     return {"k": k, "n": n, "rate": k / n, **bounds}
 
 

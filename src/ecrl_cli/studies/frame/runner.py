@@ -1,4 +1,6 @@
-"""Runs the planned trials that are not yet recorded; after an interruption the same command resumes."""
+"""Runs the planned trials that are not yet recorded; after an interruption the same command
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from ecrl_cli.config.codec import encode
@@ -41,32 +49,55 @@ Say = Callable[[str], None]
 
 
 def check_folder(config: StudyConfig, root: Path) -> None:
-    """Raises RunDirectoryError unless `root` is free for, or already holds, exactly this study. Writes nothing."""
+    """Raises RunDirectoryError unless `root` is free for, or already holds, exactly this study.
+    Writes nothing.
+    """
     layout = StudyLayout(root)
     if not layout.study.exists():
-        claim_folder(root, ours=(layout.lock.name, layout.scratch.name, layout.environment.name, *(path.name for path in _torn(root))))
+        claim_folder(
+            root,
+            ours=(
+                layout.lock.name,
+                layout.scratch.name,
+                layout.environment.name,
+                *(path.name for path in _torn(root)),
+            ),
+        )
         return
     try:
         document = json.loads(layout.study.read_text(encoding="utf-8"))
         there, code = str(document["study_id"]), document["code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(
-            "study.json", f"cannot be read at {root} ({shown(str(error), 60)})", "restore the file or choose another run_dir"
+            "study.json",
+            f"cannot be read at {root} ({shown(str(error), 60)})",
+            "restore the file or choose another run_dir",
         ) from error
     if there != study_id(config):
         fact = f"{root} belongs to study {there[:8]}, this configuration is {study_id(config)[:8]}"
         raise RunDirectoryError("run_dir", fact, "set it back or choose another run_dir")
     if code != code_revision():
-        fact = f"{root} was begun by {shown(code)}, this is {shown(code_revision())}: trials of both would be mixed"
-        raise RunDirectoryError("run_dir", fact, "choose another run_dir, or go on with the code that began it")
+        fact = (
+            f"{root} was begun by {shown(code)}, this is {shown(code_revision())}: trials of both"
+            " would be mixed"
+        )
+        raise RunDirectoryError(
+            "run_dir", fact, "choose another run_dir, or go on with the code that began it"
+        )
 
 
 def run_study(config: StudyConfig, root: Path, say: Say) -> int:
-    """Run the missing trials and write result.json. 0: complete and every gate passed; 1: a gate failed; 130: interrupted, resumes on the next
-    start."""
+    """Run the missing trials and write result.json. 0: complete and every gate passed; 1: a gate
+    failed; 130: interrupted, resumes on the next start.
+    """
     layout = StudyLayout(root)
     root.mkdir(parents=True, exist_ok=True)
-    with _terminable(), run_lock(layout), _scratch(layout), _opened(StudyContext(config, layout.scratch / "main")) as study:
+    with (
+        _terminable(),
+        run_lock(layout),
+        _scratch(layout),
+        _opened(StudyContext(config, layout.scratch / "main")) as study,
+    ):
         plan = _planned(study)
         _write_headers(config, layout)
         say(f"{config.name}: {plural(len(plan), 'trial')}, seed {config.seed}: {root}")
@@ -83,10 +114,20 @@ def run_study(config: StudyConfig, root: Path, say: Say) -> int:
 
 
 def replay(config: StudyConfig) -> int:
-    """Run the one trial that `config.trial` names, in the study's folder or its future place, and print its record; nothing is stored."""
+    """Run the one trial that `config.trial` names, in the study's folder or its future place, and
+    print its record; nothing is stored.
+    """
     import tempfile
 
-    beside = next(path for path in (Path(config.run_dir or "outputs").expanduser().absolute(), Path.cwd(), Path("/")) if path.is_dir())
+    beside = next(
+        path
+        for path in (
+            Path(config.run_dir or "outputs").expanduser().absolute(),
+            Path.cwd(),
+            Path("/"),
+        )
+        if path.is_dir()
+    )
     with (
         _terminable(),
         tempfile.TemporaryDirectory(prefix=".replay-", dir=beside) as folder,
@@ -95,7 +136,9 @@ def replay(config: StudyConfig) -> int:
         found = {trial.key: trial for trial in study.plan()}
         if config.trial not in found:
             raise RunDirectoryError(
-                "trial", f"no trial {shown(config.trial)} in {config.name} with seed {config.seed}", "take a key from trials.jsonl"
+                "trial",
+                f"no trial {shown(config.trial)} in {config.name} with seed {config.seed}",
+                "take a key from trials.jsonl",
             )
         trial = found[config.trial]
         record = {"key": trial.key, "facts": trial.facts, "found": study.run(trial)}
@@ -152,7 +195,15 @@ def _terminable() -> Iterator[None]:
 def _write_headers(config: StudyConfig, layout: StudyLayout) -> None:
     if not layout.study.exists():
         write_json(layout.environment, environment(layout.root))
-        write_json(layout.study, {"schema_version": SCHEMA_VERSION, "study_id": study_id(config), "code": code_revision(), **encode(config)})
+        write_json(
+            layout.study,
+            {
+                "schema_version": SCHEMA_VERSION,
+                "study_id": study_id(config),
+                "code": code_revision(),
+                **encode(config),
+            },
+        )
 
 
 def _planned(study: PreparedStudy) -> list[Trial]:
@@ -162,10 +213,15 @@ def _planned(study: PreparedStudy) -> list[Trial]:
     return plan
 
 
-def _run_missing(config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial], say: Say) -> None:
+def _run_missing(
+    config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial], say: Say
+) -> None:
     done = _records(layout, plan)
     missing = [trial for trial in plan if trial.key not in done]
-    journal, progress = Journal(layout.trials), Progress(config.name, len(plan), len(plan) - len(missing), say)
+    journal, progress = (
+        Journal(layout.trials),
+        Progress(config.name, len(plan), len(plan) - len(missing), say),
+    )
     try:
         for record in results(config, layout.scratch, study, missing, say):
             journal.append(record)
@@ -176,13 +232,21 @@ def _run_missing(config: StudyConfig, layout: StudyLayout, study: PreparedStudy,
 
 
 def _records(layout: StudyLayout, plan: Sequence[Trial]) -> dict[str, Record]:
-    """The records of `plan`, in its order; a record with the same key but other facts is ignored."""
+    """The records of `plan`, in its order; a record with the same key but other facts is
+    ignored.
+    """
     found = {record.key: record for record in read_journal(layout.trials, Record).events}
     planned = {trial.key: encode(trial.facts) for trial in plan}
-    return {key: found[key] for key, facts in planned.items() if key in found and found[key].facts == facts}
+    return {
+        key: found[key]
+        for key, facts in planned.items()
+        if key in found and found[key].facts == facts
+    }
 
 
-def _conclude(config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial]) -> dict[str, Any]:
+def _conclude(
+    config: StudyConfig, layout: StudyLayout, study: PreparedStudy, plan: Sequence[Trial]
+) -> dict[str, Any]:
     """Write result.json from the records so far, and return it."""
     kept = list(_records(layout, plan).values())
     found = study.findings(kept) if kept else Findings()
@@ -211,7 +275,10 @@ def _answer(config: StudyConfig, document: dict[str, Any], say: Say) -> int:
         say(f"{config.name}: gate failed: {gate['name']}: {gate['message']}")
     for note in document["notes"]:
         say(f"{config.name}: {note}")
-    say(f"{config.name}: {plural(document['done'], 'trial')}, {len(document['gates']) - len(failed)} of {len(document['gates'])} gates passed")
+    say(
+        f"{config.name}: {plural(document['done'], 'trial')},"
+        f" {len(document['gates']) - len(failed)} of {len(document['gates'])} gates passed"
+    )
     return 1 if failed else 0
 
 
@@ -228,7 +295,13 @@ class Progress:
         if done:
             say(f"{name}: {done} of {plural(total, 'trial is', 'trials are')} on record already")
         if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Bar(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task(name, total=total, completed=done)
             self._bar.start()
@@ -239,7 +312,10 @@ class Progress:
             self._bar.advance(self._task)
         elif monotonic() - self._said > _EVERY_S:
             self._said = monotonic()
-            self._say(f"{self._name}: {self._done} of {plural(self._total, 'trial')}, {self._said - self._began:.0f} s")
+            self._say(
+                f"{self._name}: {self._done} of {plural(self._total, 'trial')},"
+                f" {self._said - self._began:.0f} s"
+            )
 
     def close(self) -> None:
         if self._bar is not None:
@@ -249,7 +325,13 @@ class Progress:
 _AHEAD = 4  # trials in the queue per worker
 
 
-def results(config: StudyConfig, scratch: Path, study: PreparedStudy, trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator[Record]:
+def results(
+    config: StudyConfig,
+    scratch: Path,
+    study: PreparedStudy,
+    trials: Sequence[Trial],
+    say: Callable[[str], None],
+) -> Iterator[Record]:
     """The record of each trial as it completes."""
     alone = load_study(config.name).alone  # timing measurements suffer from parallel load
     workers = 1 if alone else min(config.workers or len(os.sched_getaffinity(0)), len(trials))
@@ -267,11 +349,22 @@ def timed(study: PreparedStudy, trial: Trial) -> Record:
     return Record(trial.key, trial.facts, found, monotonic() - began)
 
 
-def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers: int, say: Callable[[str], None]) -> Iterator[Record]:
+def _shared(
+    config: StudyConfig,
+    scratch: Path,
+    trials: Sequence[Trial],
+    workers: int,
+    say: Callable[[str], None],
+) -> Iterator[Record]:
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(config, scratch, os.getpid()))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(config, scratch, os.getpid())
+    )
     waiting = iter(trials)
-    pending = {pool.submit(_work, trial) for _, trial in zip(range(workers * _AHEAD), waiting, strict=False)}
+    pending = {
+        pool.submit(_work, trial)
+        for _, trial in zip(range(workers * _AHEAD), waiting, strict=False)
+    }
     try:
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -284,7 +377,12 @@ def _shared(config: StudyConfig, scratch: Path, trials: Sequence[Trial], workers
         raise
     except BrokenProcessPool as error:
         fact = "a worker process has died (killed, or out of memory)"
-        raise EcrlError("workers", fact, "the same command goes on from here; fewer workers take less memory", code="worker") from error
+        raise EcrlError(
+            "workers",
+            fact,
+            "the same command goes on from here; fewer workers take less memory",
+            code="worker",
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -300,7 +398,8 @@ def _begin(config: StudyConfig, scratch: Path, parent: int) -> None:
     own = scratch / f"worker-{os.getpid()}"
     own.mkdir()
     _study = make_study(StudyContext(config, own))
-    Finalize(None, _study.close, exitpriority=10)  # stands in for `atexit`, which pool workers do not run
+    # stands in for `atexit`, which pool workers do not run
+    Finalize(None, _study.close, exitpriority=10)
 
 
 def _work(trial: Trial) -> Record:

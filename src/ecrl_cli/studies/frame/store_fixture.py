@@ -1,4 +1,6 @@
-"""What the studies of the store share: small checkpoints without torch, what they must hold, forged records, special files, and what is left over."""
+"""What the studies of the store share: small checkpoints without torch, what they must hold, forged
+records, special files, and what is left over.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,34 @@ from typing import Any
 
 from ecrl_cli.checkpoint.format.canonical_json import canonical_json, digest
 from ecrl_cli.checkpoint.format.hashing import chunk_sums, hexdigest, leaves, root
-from ecrl_cli.checkpoint.format.image import CheckpointImage, CheckpointMeta, ImagePlan, PartPlace, TensorPlace, TensorSpec, plan_image
+from ecrl_cli.checkpoint.format.image import (
+    CheckpointImage,
+    CheckpointMeta,
+    ImagePlan,
+    PartPlace,
+    TensorPlace,
+    TensorSpec,
+    plan_image,
+)
 from ecrl_cli.checkpoint.format.manifest import Components, PartEntry, TensorEntry
-from ecrl_cli.checkpoint.format.names import COMMIT, DIGEST, FORMAT_VERSION, MANIFEST, STAGE_PREFIX, TRAIN, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    DIGEST,
+    FORMAT_VERSION,
+    MANIFEST,
+    STAGE_PREFIX,
+    TRAIN,
+    TRASH_PREFIX,
+    step_name,
+)
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
-from ecrl_cli.checkpoint.store.synthetic import RUN_ID, image_components, synthetic_image, synthetic_plan
+from ecrl_cli.checkpoint.store.synthetic import (
+    RUN_ID,
+    image_components,
+    synthetic_image,
+    synthetic_plan,
+)
 from ecrl_cli.config.codec import decode
 from ecrl_cli.linux.unix_socket import bind
 from ecrl_cli.storage.writing import TEMPORARY, WriteMode
@@ -44,7 +68,9 @@ def store_config(mode: str, keep: int = 2) -> StoreConfig:
 
 @dataclass(frozen=True)
 class Payload:
-    """The content of a study's checkpoints: a function of the seed, the step, the layout (`group` or `single`) and these sizes."""
+    """The content of a study's checkpoints: a function of the seed, the step, the layout (`group`
+    or `single`) and these sizes.
+    """
 
     seed: int
     model_bytes: int
@@ -73,9 +99,14 @@ def _content(payload: Payload, layout: str, step: int) -> Components:
 
 
 def image_from(
-    parts: Mapping[str, Sequence[TensorSpec]], fill: Callable[[TensorPlace], bytes], stamp: CheckpointMeta, train: Mapping[str, Any]
+    parts: Mapping[str, Sequence[TensorSpec]],
+    fill: Callable[[TensorPlace], bytes],
+    stamp: CheckpointMeta,
+    train: Mapping[str, Any],
 ) -> CheckpointImage:
-    """A snapshot with these tensors, each with the bytes from `fill`, in order, and this train.json. One part named `all`: the layout `single`."""
+    """A snapshot with these tensors, each with the bytes from `fill`, in order, and this
+    train.json. One part named `all`: the layout `single`.
+    """
     plan = plan_image({name: list(specs) for name, specs in parts.items()})
     memory = memoryview(mmap.mmap(-1, plan.nbytes))
     for offset, header in plan.headers:
@@ -84,24 +115,42 @@ def image_from(
         memory[place.offset : place.offset + place.spec.nbytes] = fill(place)
     places = plan.parts
     if "all" in parts:
-        places = (PartPlace(step_name(stamp.global_step) + ".safetensors", places[0].offset, places[0].nbytes, places[0].tensors),)
+        places = (
+            PartPlace(
+                step_name(stamp.global_step) + ".safetensors",
+                places[0].offset,
+                places[0].nbytes,
+                places[0].tensors,
+            ),
+        )
     return CheckpointImage(stamp, memory, places, {TRAIN: canonical_json(train)})
 
 
-def in_one_part(parts: Mapping[str, Sequence[TensorSpec]], *, single: bool) -> Mapping[str, Sequence[TensorSpec]]:
+def in_one_part(
+    parts: Mapping[str, Sequence[TensorSpec]], *, single: bool
+) -> Mapping[str, Sequence[TensorSpec]]:
     """`parts`, or all their tensors in the one part of the layout `single`."""
     return {"all": [spec for specs in parts.values() for spec in specs]} if single else parts
 
 
 def files_of(image: CheckpointImage) -> dict[str, bytes]:
-    """The exact bytes of a checkpoint's files by name, without its records; in the layout `single` the documents are in a record, too."""
-    files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
+    """The exact bytes of a checkpoint's files by name, without its records; in the layout `single`
+    the documents are in a record, too.
+    """
+    files = {
+        part.name: bytes(image.memory[part.offset : part.offset + part.nbytes])
+        for part in image.parts
+    }
     return files if image.parts[0].name.startswith("step_") else files | image.documents
 
 
 def files_under(root: Path) -> dict[str, bytes]:
     """The files below `root` by relative path, without links."""
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 def recovered_step(store: CheckpointStore) -> int:
@@ -129,14 +178,23 @@ def sealed(commit: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def part_digest(name: str, entry: PartEntry, data: bytes) -> str:
-    """The digest of a part with these bytes, in today's format version. ValueError if it cannot have the tensors of `entry`."""
+    """The digest of a part with these bytes, in today's format version. ValueError if it cannot
+    have the tensors of `entry`.
+    """
     tree = leaves(name, entry, FORMAT_VERSION)
-    return root(DIGEST, [hexdigest(DIGEST, data[leaf.start : leaf.end], leaf.prefix) for leaf in tree])
+    return root(
+        DIGEST, [hexdigest(DIGEST, data[leaf.start : leaf.end], leaf.prefix) for leaf in tree]
+    )
 
 
 def part_entry(name: str, data: bytes, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says of the part `name` with these bytes, its `tensors` aside, which are as in the manifest."""
-    sums, entries = chunk_sums(data), {tensor: decode(TensorEntry, entry) for tensor, entry in tensors.items()}
+    """What a manifest says of the part `name` with these bytes, its `tensors` aside, which are as
+    in the manifest.
+    """
+    sums, entries = (
+        chunk_sums(data),
+        {tensor: decode(TensorEntry, entry) for tensor, entry in tensors.items()},
+    )
     try:
         found = part_digest(name, PartEntry(len(data), "", sums, entries), data)
     except ValueError:  # no part with these tensors: the digest is of no consequence
@@ -146,7 +204,9 @@ def part_entry(name: str, data: bytes, tensors: Mapping[str, Any]) -> dict[str, 
 
 def put_commit(group: Path, **changes: Any) -> None:
     """Change the COMMIT of the checkpoint folder `group`, with its own hash made to agree."""
-    (group / COMMIT).write_bytes(canonical_json(sealed(json.loads((group / COMMIT).read_bytes()), **changes)))
+    (group / COMMIT).write_bytes(
+        canonical_json(sealed(json.loads((group / COMMIT).read_bytes()), **changes))
+    )
 
 
 def put_manifest(group: Path, data: bytes) -> None:
@@ -155,7 +215,9 @@ def put_manifest(group: Path, data: bytes) -> None:
     put_commit(group, manifest_sha256=sha256(data))
 
 
-def forge(group: Path, edit: Callable[[dict[str, Any]], object], data: Mapping[str, bytes] | None = None) -> None:
+def forge(
+    group: Path, edit: Callable[[dict[str, Any]], object], data: Mapping[str, bytes] | None = None
+) -> None:
     """Write the parts `data`, and apply `edit` to the manifest, with every record made to agree."""
     manifest = json.loads((group / MANIFEST).read_bytes())
     for name, content in (data or {}).items():

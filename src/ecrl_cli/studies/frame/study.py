@@ -1,7 +1,7 @@
 """A study: arms of trials that are planned in advance, and the evaluation of their records.
 
-A study is deterministic in (config, seed): the plan is fixed before the first trial and depends on no outcome, a trial's randomness comes only
-from `rng(key)`, and any trial can be rerun by its key.
+A study is deterministic in (config, seed): the plan is fixed before the first trial and depends on
+no outcome, a trial's randomness comes only from `rng(key)`, and any trial can be rerun by its key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trial:
-    """`key`: unique in the plan and stable (`unsafe/group/after_commit/007`). `facts`: the trial's parameters, as JSON scalars."""
+    """`key`: unique in the plan and stable (`unsafe/group/after_commit/007`). `facts`: the trial's
+    parameters, as JSON scalars.
+    """
 
     key: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -34,9 +36,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """A line of trials.jsonl: the trial and its result (JSON values; most studies have an `outcome`).
+    """A line of trials.jsonl: the trial and its result (JSON values; most studies have an
+    `outcome`).
 
-    SHARED: a torn line, left by a full disk or a killed study, is skipped even if others follow; its trial is rerun.
+    SHARED: a torn line, left by a full disk or a killed study, is skipped even if others follow;
+    its trial is rerun.
     """
 
     SHARED: ClassVar[bool] = True
@@ -49,7 +53,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Skip:
-    """An arm that this machine cannot run, and why: printed and recorded, never counted as passed."""
+    """An arm that this machine cannot run, and why: printed and recorded, never counted as
+    passed.
+    """
 
     arm: str
     reason: str
@@ -57,7 +63,9 @@ class Skip:
 
 @dataclass(frozen=True)
 class StudyContext:
-    """The environment of trials. `scratch`: an empty folder of its own on the file system under test (one per worker)."""
+    """The environment of trials. `scratch`: an empty folder of its own on the file system under
+    test (one per worker).
+    """
 
     config: StudyConfig
     scratch: Path
@@ -78,7 +86,9 @@ class StudyContext:
         return random.Random(int.from_bytes(digest[:8], "big"))
 
     def shared(self, make: Callable[[StudyContext], T]) -> T:
-        """The object that `make` returns for this context: made once per process for all trials; closed with the study if it has a `close`."""
+        """The object that `make` returns for this context: made once per process for all trials;
+        closed with the study if it has a `close`.
+        """
         if make not in self._shared:
             self._shared[make] = make(self)
         made: T = self._shared[make]
@@ -96,8 +106,9 @@ class StudyContext:
 class Arm:
     """One kind of trial: `trials` plans them, `run` runs one and returns its result as JSON values.
 
-    `run` leaves nothing in the scratch folder. An exception from it ends the study: a defect, never an outcome. `enabled`: whether the study's keys
-    ask for this arm. `missing`: what this machine lacks for it; then it is skipped with that reason. `limit_s`: a longer trial is ended, and
+    `run` leaves nothing in the scratch folder. An exception from it ends the study: a defect, never
+    an outcome. `enabled`: whether the study's keys ask for this arm. `missing`: what this machine
+    lacks for it; then it is skipped with that reason. `limit_s`: a longer trial is ended, and
     `overdue` is recorded as its result.
     """
 
@@ -126,10 +137,22 @@ def planted(keys: Any) -> bool:
     return bool(keys.planted)
 
 
-def planted_arm(bugs: Iterable[str], run: Callable[[StudyContext, Trial], dict[str, Any]], fact: str = "bug") -> Arm:
-    """The arm `planted`: one trial for each of `bugs`, which its fact `fact` names; on if the study is to look for planted bugs."""
+def planted_arm(
+    bugs: Iterable[str], run: Callable[[StudyContext, Trial], dict[str, Any]], fact: str = "bug"
+) -> Arm:
+    """The arm `planted`: one trial for each of `bugs`, which its fact `fact` names; on if the study
+    is to look for planted bugs.
+    """
     named = tuple(bugs)
-    return Arm("planted", lambda context: [Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", fact: bug}) for bug in named], run, planted)
+    return Arm(
+        "planted",
+        lambda context: [
+            Trial(f"planted/{bug.replace(' ', '_')}", {"arm": "planted", fact: bug})
+            for bug in named
+        ],
+        run,
+        planted,
+    )
 
 
 def asked(arm: str) -> Callable[[Any], bool]:
@@ -156,7 +179,11 @@ class Results:
 
     def of(self, *arms: str) -> list[Record]:
         """The records of these arms, arm by arm; all if no arm is named."""
-        return [record for arm in arms for record in self.records if record.facts[self.fact] == arm] if arms else list(self.records)
+        return (
+            [record for arm in arms for record in self.records if record.facts[self.fact] == arm]
+            if arms
+            else list(self.records)
+        )
 
 
 def shows(find: Callable[[list[Record]], Findings], *arms: str) -> Callable[[Results], Findings]:
@@ -168,10 +195,13 @@ def shows(find: Callable[[list[Record]], Findings], *arms: str) -> Callable[[Res
 class Study:
     """The definition of a study; registered by name under `ecrl.studies`, or in `registry`.
 
-    `keys`: the frozen dataclass of the user's settings under `study.`; the default of its `name` is the study's. `description`: one sentence.
-    `arms`: in execution order. `fact`: which of a trial's facts names its arm, if there are several. `tables`, `figures`, `gates`, `notes`: each
-    gives its part of result.json. `findings`: each gives several parts at once, where they share work. Tables without rows and figures without
-    series are left out. `skips`: what else cannot run on this machine. `alone`: it measures time, so trials must not run in parallel.
+    `keys`: the frozen dataclass of the user's settings under `study.`; the default of its `name` is
+    the study's. `description`: one sentence.
+    `arms`: in execution order. `fact`: which of a trial's facts names its arm, if there are
+    several. `tables`, `figures`, `gates`, `notes`: each gives its part of result.json. `findings`:
+    each gives several parts at once, where they share work. Tables without rows and figures without
+    series are left out. `skips`: what else cannot run on this machine. `alone`: it measures time,
+    so trials must not run in parallel.
     """
 
     keys: type[Any]
@@ -196,12 +226,18 @@ class Study:
     def conclude(self, results: Results) -> Findings:
         """The findings from the records."""
         parts = [find(results) for find in self.findings]
-        tables = [*(table for part in parts for table in part.tables), *(make(results) for make in self.tables)]
+        tables = [
+            *(table for part in parts for table in part.tables),
+            *(make(results) for make in self.tables),
+        ]
         figures = [*(figure for part in parts for figure in part.figures), *self.figures(results)]
         return Findings(
             tables=tuple(table for table in tables if table.rows),
             figures=tuple(figure for figure in figures if figure.series),
-            gates=(*(gate for part in parts for gate in part.gates), *(gate for judged in self.gates for gate in judged(results))),
+            gates=(
+                *(gate for part in parts for gate in part.gates),
+                *(gate for judged in self.gates for gate in judged(results)),
+            ),
             notes=(*(note for part in parts for note in part.notes), *self.notes(results)),
         )
 
@@ -225,11 +261,19 @@ class OpenStudy:
 
     def plan(self) -> list[Trial]:
         """Every trial in execution order."""
-        return [trial for arm in self._arms if not self._missing[arm.name] for trial in arm.trials(self._context)]
+        return [
+            trial
+            for arm in self._arms
+            if not self._missing[arm.name]
+            for trial in arm.trials(self._context)
+        ]
 
     def skips(self) -> list[Skip]:
         """Arms that the plan leaves out on this machine."""
-        return [*(Skip(arm, reason) for arm, reason in self._missing.items() if reason), *self._study.skips(self._context)]
+        return [
+            *(Skip(arm, reason) for arm, reason in self._missing.items() if reason),
+            *self._study.skips(self._context),
+        ]
 
     def run(self, trial: Trial) -> dict[str, Any]:
         return self._arm(trial).run_within_limit(self._context, trial)
@@ -247,7 +291,11 @@ class OpenStudy:
 
     def _arm(self, trial: Trial) -> Arm:
         arms = self._study.arms
-        return arms[0] if len(arms) == 1 else next(arm for arm in arms if arm.name == trial.facts[self._study.fact])
+        return (
+            arms[0]
+            if len(arms) == 1
+            else next(arm for arm in arms if arm.name == trial.facts[self._study.fact])
+        )
 
 
 def command(config: StudyConfig, key: str) -> str:
@@ -255,8 +303,16 @@ def command(config: StudyConfig, key: str) -> str:
     defaults = encode(type(config.study)())
     keys = {name: value for name, value in encode(config.study).items() if value != defaults[name]}
     words = [f"study.{name}={_value(value)}" for name, value in keys.items()]
-    return " ".join(["ecrl study", f"study={config.name}", f"seed={config.seed}", *words, f"'trial={key}'"])
+    return " ".join(
+        ["ecrl study", f"study={config.name}", f"seed={config.seed}", *words, f"'trial={key}'"]
+    )
 
 
 def _value(value: object) -> str:
-    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"'[{','.join(map(str, value))}]'"
+        if isinstance(value, list)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )

@@ -1,4 +1,6 @@
-"""Declares a study's tables as columns over groups of records: `TableSpec("cells", "...", by=(fact("mode", "write mode"),), columns=(...))`."""
+"""Declares a study's tables as columns over groups of records: `TableSpec("cells", "...",
+by=(fact("mode", "write mode"),), columns=(...))`.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def outcomes(labels: Mapping[str, str]) -> Cells:
         times = Counter(record.found["outcome"] for record in group)
         return {outcome: times[outcome] for outcome in labels}
 
-    return Cells(tuple(Column(outcome, label, "count") for outcome, label in labels.items()), counted)
+    return Cells(
+        tuple(Column(outcome, label, "count") for outcome, label in labels.items()), counted
+    )
 
 
 def proportion(test: Test, label: str = "count") -> Cells:
@@ -84,7 +88,12 @@ def proportion(test: Test, label: str = "count") -> Cells:
     return share(lambda group: sum(map(bool, map(test, group))), len, label)
 
 
-def share(part: Callable[[Group], int], whole: Callable[[Group], int], label: str = "count", of: str = "of") -> Cells:
+def share(
+    part: Callable[[Group], int],
+    whole: Callable[[Group], int],
+    label: str = "count",
+    of: str = "of",
+) -> Cells:
     """`part` of `whole`, with intervals."""
     columns = (Column("k", label, "count"), Column("n", of, "count"), *PROPORTION_COLUMNS[2:])
     return Cells(columns, lambda group: result.proportion(part(group), whole(group)))
@@ -92,8 +101,10 @@ def share(part: Callable[[Group], int], whole: Callable[[Group], int], label: st
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table of the records of `arms` (default: all) that pass `where`: a row per group with equal `by`, in order of first appearance; without
-    `by`, a row per record. `most`: maximum number of rows (0: all). `sort`: row order, by each group's first record."""
+    """A table of the records of `arms` (default: all) that pass `where`: a row per group with equal
+    `by`, in order of first appearance; without `by`, a row per record. `most`: maximum number of
+    rows (0: all). `sort`: row order, by each group's first record.
+    """
 
     name: str
     title: str
@@ -107,13 +118,28 @@ class TableSpec:
 
     def __call__(self, results: Results) -> Table:
         records = [record for record in results.of(*self.arms) if self.where(record)]
-        groups = list(grouped(records, self._key).values()) if self.by else [[record] for record in records]
+        groups = (
+            list(grouped(records, self._key).values())
+            if self.by
+            else [[record] for record in records]
+        )
         if sort := self.sort:
             groups.sort(key=lambda group: sort(group[0]))
         columns = tuple(column for cells in (*self.by, *self.columns) for column in cells.columns)
-        rows = [{key: value for cells in (*self.by, *self.columns) for key, value in cells.read(group).items()} for group in groups]
+        rows = [
+            {
+                key: value
+                for cells in (*self.by, *self.columns)
+                for key, value in cells.read(group).items()
+            }
+            for group in groups
+        ]
         return Table(
-            self.name, self.title, columns, tuple(rows[: self.most or None]), self.note if isinstance(self.note, str) else self.note(results)
+            self.name,
+            self.title,
+            columns,
+            tuple(rows[: self.most or None]),
+            self.note if isinstance(self.note, str) else self.note(results),
         )
 
     def _key(self, record: Record) -> tuple[Any, ...]:
@@ -128,7 +154,9 @@ def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any
     return groups
 
 
-def mutants_table(columns: tuple[Cells, ...], title: str = "Planted bugs", arm: str = "planted", note: str = "") -> TableSpec:
+def mutants_table(
+    columns: tuple[Cells, ...], title: str = "Planted bugs", arm: str = "planted", note: str = ""
+) -> TableSpec:
     """One row per planted bug."""
     return TableSpec("planted", title, (arm,), columns=columns, note=note)
 

@@ -1,4 +1,6 @@
-"""File systems of the studies that act at a call: they run another process's step before it, or kill this process before a change."""
+"""File systems of the studies that act at a call: they run another process's step before it, or
+kill this process before a change.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _CHANGES = ("mkdir", "write", "fsync", "fsyncdir", "rename", "symlink", "unlink"
 
 
 class Unsynced(FsWrapper):
-    """The real file system without syncs: without a power loss nothing is lost, and the order of the other calls is unchanged."""
+    """The real file system without syncs: without a power loss nothing is lost, and the order of
+    the other calls is unchanged.
+    """
 
     def __init__(self) -> None:
         super().__init__(PosixFs())
@@ -30,7 +34,9 @@ class Unsynced(FsWrapper):
 
 
 class InterleavingFs(FsWrapper):
-    """Lets `act` run once, before the call numbered `at`. `calls`: the names of those made so far."""
+    """Lets `act` run once, before the call numbered `at`. `calls`: the names of those made so
+    far.
+    """
 
     def __init__(self, fs: Fs, at: int = -1, act: Callable[[], None] = lambda: None) -> None:
         super().__init__(fs)
@@ -47,7 +53,9 @@ class InterleavingFs(FsWrapper):
 
 
 class CrashingFs(FsWrapper):
-    """`calls`: names of the modifying calls since it was `armed`. The process is killed before call number `last` (never: -1)."""
+    """`calls`: names of the modifying calls since it was `armed`. The process is killed before call
+    number `last` (never: -1).
+    """
 
     def __init__(self, last: int = -1, fs: Fs | None = None) -> None:
         super().__init__(fs or PosixFs())

@@ -1,8 +1,8 @@
-"""A process that has imported torch and a framework once, with the recorder in it, and forks the ranks of a job: what a launcher does, without a
-minute of imports for a second of training.
+"""A process that has imported torch and a framework once, with the recorder in it, and forks the
+ranks of a job: what a launcher does, without a minute of imports for a second of training.
 
-Run as `python -m ecrl_cli.studies.frameworks.forked_job SCRIPT RANKS MODULE...`. Reads one JSON object per line (arm, attempt, faults, words) and
-answers each with one: how the attempt ended.
+Run as `python -m ecrl_cli.studies.frameworks.forked_job SCRIPT RANKS MODULE...`. Reads one JSON
+object per line (arm, attempt, faults, words) and answers each with one: how the attempt ended.
 """
 
 from __future__ import annotations
@@ -54,13 +54,26 @@ def attempt(script: str, ranks: int, order: dict[str, Any]) -> dict[str, Any]:
             if ended:
                 alive.remove(pid)
                 if os.waitstatus_to_exitcode(status) and not failed and not hung:
-                    failed, deadline = os.waitstatus_to_exitcode(status), time.monotonic() + _OTHERS_S
+                    failed, deadline = (
+                        os.waitstatus_to_exitcode(status),
+                        time.monotonic() + _OTHERS_S,
+                    )
         time.sleep(0.01)
     fired = any(b'"type":"strike"' in path.read_bytes() for path in logs.glob("*.jsonl"))
-    ending: dict[str, Any] = {"exit_code": None, "signal": -failed} if failed < 0 else {"exit_code": failed, "signal": None}
+    ending: dict[str, Any] = (
+        {"exit_code": None, "signal": -failed}
+        if failed < 0
+        else {"exit_code": failed, "signal": None}
+    )
     if hung:
         ending = {"exit_code": None, "signal": int(signal.SIGKILL)}
-    return {"attempt": order["attempt"], "seconds": time.monotonic() - began, "hung": hung, "planned": fired, **ending}
+    return {
+        "attempt": order["attempt"],
+        "seconds": time.monotonic() - began,
+        "hung": hung,
+        "planned": fired,
+        **ending,
+    }
 
 
 def _rank(script: str, place: tuple[int, int, int], order: dict[str, Any], logs: Path) -> int:
@@ -93,10 +106,19 @@ def _become(place: tuple[int, int, int], order: dict[str, Any], logs: Path) -> N
     output = os.open(logs / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ |= {"ECRL_RECORD": order["arm"], "ECRL_ATTEMPT": str(order["attempt"]), "ECRL_STRIKES": json.dumps(order["strikes"])}
+    os.environ |= {
+        "ECRL_RECORD": order["arm"],
+        "ECRL_ATTEMPT": str(order["attempt"]),
+        "ECRL_STRIKES": json.dumps(order["strikes"]),
+    }
     os.environ["ECRL_ARM_DIR"] = str(Path(order["arm"]) / "work")
     if ranks > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 

@@ -1,4 +1,6 @@
-"""Audits of jobs in forked ranks: an undisturbed run, the attempt that is killed and the attempt after it, each made once for all who share it."""
+"""Audits of jobs in forked ranks: an undisturbed run, the attempt that is killed and the attempt
+after it, each made once for all who share it.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,27 @@ class Killed:
 
 
 class ForkedJob:
-    """A process that has imported what a job needs and forks the ranks of each attempt (forked_job.py). Started with the first attempt."""
+    """A process that has imported what a job needs and forks the ranks of each attempt
+    (forked_job.py). Started with the first attempt.
+    """
 
     def __init__(self, job: JobSpec) -> None:
         self._job = job
         self._server: subprocess.Popen[str] | None = None
 
-    def attempt(self, arm: Path, number: int, faults: Sequence[PlannedFault], words: Sequence[str]) -> dict[str, Any]:
-        """Attempt `number` in `arm`, with `words` after the job's own; returns the launch as arm.json has it."""
+    def attempt(
+        self, arm: Path, number: int, faults: Sequence[PlannedFault], words: Sequence[str]
+    ) -> dict[str, Any]:
+        """Attempt `number` in `arm`, with `words` after the job's own; returns the launch as
+        arm.json has it.
+        """
         (arm / "work").mkdir(parents=True, exist_ok=True)
-        order = {"arm": str(arm), "attempt": number, "strikes": [encode(fault) for fault in faults], "words": ["--out", str(arm / "work"), *words]}
+        order = {
+            "arm": str(arm),
+            "attempt": number,
+            "strikes": [encode(fault) for fault in faults],
+            "words": ["--out", str(arm / "work"), *words],
+        }
         if self._server is None:
             self._server = self._start()
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -63,7 +76,11 @@ class ForkedJob:
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
         if not answer:
-            raise EcrlError(self._job.script, f"its process ended with {self._server.wait()}", f"run {jobs_dir() / self._job.script}.py")
+            raise EcrlError(
+                self._job.script,
+                f"its process ended with {self._server.wait()}",
+                f"run {jobs_dir() / self._job.script}.py",
+            )
         launch: dict[str, Any] = json.loads(answer)
         return launch
 
@@ -78,10 +95,26 @@ class ForkedJob:
 
     def _start(self) -> subprocess.Popen[str]:
         job, module = self._job, "ecrl_cli.studies.frameworks.forked_job"
-        command = [sys.executable, "-W", "ignore", "-m", module, str(jobs_dir() / f"{job.script}.py"), str(job.ranks), *job.modules]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ECRL_")}
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            module,
+            str(jobs_dir() / f"{job.script}.py"),
+            str(job.ranks),
+            *job.modules,
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("ECRL_")
+        }
         source = str(Path(ecrl.__file__).parents[1])
-        environment |= {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
+        environment |= {
+            "PYTHONPATH": (
+                os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+            ),
+            "HF_HUB_OFFLINE": "1",
+        }
         return subprocess.Popen(
             with_pdeathsig(command),
             stdin=subprocess.PIPE,
@@ -106,25 +139,48 @@ class Jobs:
         if not (folder / "ref").exists():
             launch = self._attempt(job, folder / "ref", 0, None, switch)
             if launch["exit_code"] != 0:
-                words = (folder / "ref" / "attempt-00" / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-                raise EcrlError(job.script, f"fails without any failure: {''.join(words)[:300]}", f"run {jobs_dir() / job.script}.py")
+                words = (
+                    (folder / "ref" / "attempt-00" / "output.log")
+                    .read_text(encoding="utf-8", errors="replace")
+                    .strip()
+                    .splitlines()[-1:]
+                )
+                raise EcrlError(
+                    job.script,
+                    f"fails without any failure: {''.join(words)[:300]}",
+                    f"run {jobs_dir() / job.script}.py",
+                )
             write_launches(folder / "ref", [launch])
         return judged_arm(read_arm(folder / "ref"))
 
-    def audited(self, job: JobSpec, killed: Killed, bug: str = "", switch: str = "") -> AuditVerdict:
-        """The verdict on `job` with `switch` on from its start, killed once, and `bug` planted in the attempt after that."""
+    def audited(
+        self, job: JobSpec, killed: Killed, bug: str = "", switch: str = ""
+    ) -> AuditVerdict:
+        """The verdict on `job` with `switch` on from its start, killed once, and `bug` planted in
+        the attempt after that.
+        """
         self.reference(job, switch)
         folder = self._folder(job, switch)
-        before, arm = folder / f"killed-{killed.step}-{killed.moment}-{killed.rank}", folder / "struck"
+        before, arm = (
+            folder / f"killed-{killed.step}-{killed.moment}-{killed.rank}",
+            folder / "struck",
+        )
         if not before.exists():
             write_launches(arm, [self._attempt(job, arm, 0, killed, switch)])
             arm.rename(before)
         shutil.copytree(before, arm)  # where the first attempt ran: the job may have kept its path
-        launches = [*json.loads((arm / "arm.json").read_text(encoding="utf-8"))["launches"], self._attempt(job, arm, 1, None, bug or switch)]
+        launches = [
+            *json.loads((arm / "arm.json").read_text(encoding="utf-8"))["launches"],
+            self._attempt(job, arm, 1, None, bug or switch),
+        ]
         write_launches(arm, launches)
         verdict = judge([read_arm(folder / "ref")], [read_arm(arm)])
         if kept := os.environ.get("ECRL_KEEP_JOBS"):
-            shutil.copytree(folder, Path(kept) / f"{folder.name}-{killed.step}-{bug or 'healthy'}", dirs_exist_ok=True)
+            shutil.copytree(
+                folder,
+                Path(kept) / f"{folder.name}-{killed.step}-{bug or 'healthy'}",
+                dirs_exist_ok=True,
+            )
         shutil.rmtree(arm)
         return verdict
 
@@ -137,9 +193,15 @@ class Jobs:
     def _folder(self, job: JobSpec, switch: str) -> Path:
         return self._root / f"{job.script}-{job.ranks}-{switch.replace(' ', '-') or 'plain'}"
 
-    def _attempt(self, job: JobSpec, arm: Path, number: int, killed: Killed | None, switch: str) -> dict[str, Any]:
+    def _attempt(
+        self, job: JobSpec, arm: Path, number: int, killed: Killed | None, switch: str
+    ) -> dict[str, Any]:
         forked = self._forked.setdefault(job, ForkedJob(job))
-        faults = (PlannedFault(0, number, "kill", killed.rank, killed.step, killed.moment),) if killed else ()
+        faults = (
+            (PlannedFault(0, number, "kill", killed.rank, killed.step, killed.moment),)
+            if killed
+            else ()
+        )
         return forked.attempt(arm, number, faults, ("--bug", switch) if switch else ())
 
 
@@ -149,10 +211,19 @@ def write_launches(arm: Path, launches: list[dict[str, Any]]) -> None:
 
 
 def place_of(reference: Judged, place: str, rank: int) -> Killed | None:
-    """Where a job is killed for `place`, out of what its undisturbed run showed; None if it has no such place."""
+    """Where a job is killed for `place`, out of what its undisturbed run showed; None if it has no
+    such place.
+    """
     last = reference.path.last
     processes = reference.arm.processes
-    saved = sorted({save["after_step"] for process in processes for save in process.saves if save.get("done") and 0 < save["after_step"] < last})
+    saved = sorted(
+        {
+            save["after_step"]
+            for process in processes
+            for save in process.saves
+            if save.get("done") and 0 < save["after_step"] < last
+        }
+    )
     ends = sorted({step for process in processes for step in process.epochs if 0 < step < last})
     if not saved:
         return None
@@ -168,7 +239,14 @@ def place_of(reference: Judged, place: str, rank: int) -> Killed | None:
 
 def component(verdict: AuditVerdict) -> str:
     """What the diagnosis of `verdict` blames, in one word; empty if nothing is broken."""
-    found = next((finding for finding in verdict.findings if finding.status == "broken" and finding.message == verdict.diagnosis), None)
+    found = next(
+        (
+            finding
+            for finding in verdict.findings
+            if finding.status == "broken" and finding.message == verdict.diagnosis
+        ),
+        None,
+    )
     return _blamed(found) if found is not None else ""
 
 
@@ -177,6 +255,12 @@ def _blamed(finding: Finding) -> str:
         differs = next((text for text in finding.evidence if text.startswith("differs in ")), "")
         first = differs.removeprefix("differs in ").partition(",")[0]
         return {"samples": "position", "settings": "schedule", "scale": "scaler"}.get(first, first)
-    words = {"exactly once": "position", "same input": "input", "right checkpoint": "checkpoint", "same end": "end", "progress": "end"}
+    words = {
+        "exactly once": "position",
+        "same input": "input",
+        "right checkpoint": "checkpoint",
+        "same end": "end",
+        "progress": "end",
+    }
     restored = finding.promise.removeprefix("restored: ").removesuffix(" and settings")
     return words.get(finding.promise, restored)

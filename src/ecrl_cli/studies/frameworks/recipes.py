@@ -1,4 +1,6 @@
-"""What the study `frameworks` audits: the jobs of examples/jobs as a framework's documentation has them written, and what it promises of a resume."""
+"""What the study `frameworks` audits: the jobs of examples/jobs as a framework's documentation has
+them written, and what it promises of a resume.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ _CANDIDATES = (_PACKAGE / "examples" / "jobs", _PACKAGE.parents[1] / "examples" 
 
 
 def jobs_dir() -> Path:
-    """The folder of the jobs: beside the package in a wheel, at the top of the repository in a checkout."""
+    """The folder of the jobs: beside the package in a wheel, at the top of the repository in a
+    checkout.
+    """
     return next((path for path in _CANDIDATES if (path / "plain.py").is_file()), _CANDIDATES[-1])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to write a job. `variant`: a switch of the script that is on from the start: the framework as it comes. `exact`: whether the job has
-    done all that is left to it, so that it must be judged valid. `packages`: the distributions it needs; their versions are in the table.
-    `modules`: what is imported once for all ranks. `promise`: what `source`, the framework's documentation, says of a resume, in our words.
+    """One way to write a job. `variant`: a switch of the script that is on from the start: the
+    framework as it comes. `exact`: whether the job has done all that is left to it, so that it must
+    be judged valid. `packages`: the distributions it needs; their versions are in the table.
+    `modules`: what is imported once for all ranks. `promise`: what `source`, the framework's
+    documentation, says of a resume, in our words.
     """
 
     name: str
@@ -44,14 +50,37 @@ class Recipe:
 
 _DCP = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict")
 _LIGHTNING = ("lightning.pytorch", "torchdata.stateful_dataloader")
-_LIGHTNING_SAYS = "a checkpoint holds everything needed to restore; a resume inside an epoch is warned of unless the loader has a state"
+_LIGHTNING_SAYS = (
+    "a checkpoint holds everything needed to restore; a resume inside an epoch is warned of unless"
+    " the loader has a state"
+)
 
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
-        "torch.save", "plain", ("torch",), (), "nothing: what is saved and restored is the script's business", "pytorch.org, serialization", (1, 2)
+        "torch.save",
+        "plain",
+        ("torch",),
+        (),
+        "nothing: what is saved and restored is the script's business",
+        "pytorch.org, serialization",
+        (1, 2),
     ),
-    Recipe("accumulation and scaler", "accumulation", ("torch",), (), "the scaler's state_dict is to be saved and loaded", "pytorch.org, amp"),
-    Recipe("text, packed", "gpt", ("torch",), (), "nothing: the data set's position is the script's business", "pytorch.org, data"),
+    Recipe(
+        "accumulation and scaler",
+        "accumulation",
+        ("torch",),
+        (),
+        "the scaler's state_dict is to be saved and loaded",
+        "pytorch.org, amp",
+    ),
+    Recipe(
+        "text, packed",
+        "gpt",
+        ("torch",),
+        (),
+        "nothing: the data set's position is the script's business",
+        "pytorch.org, data",
+    ),
     Recipe(
         "DDP and DCP",
         "dcp",
@@ -61,7 +90,15 @@ RECIPES: tuple[Recipe, ...] = (
         "pytorch.org, DCP",
         (1, 2),
     ),
-    Recipe("FSDP2 and DCP", "fsdp", ("torch",), (*_DCP, "torch.distributed.fsdp"), "as DCP, of sharded parameters", "pytorch.org, fully_shard", (2,)),
+    Recipe(
+        "FSDP2 and DCP",
+        "fsdp",
+        ("torch",),
+        (*_DCP, "torch.distributed.fsdp"),
+        "as DCP, of sharded parameters",
+        "pytorch.org, fully_shard",
+        (2,),
+    ),
     Recipe(
         "StatefulDataLoader",
         "stateful_loader",
@@ -70,7 +107,14 @@ RECIPES: tuple[Recipe, ...] = (
         "state_dict and load_state_dict for checkpoints inside an epoch, also with workers",
         "meta-pytorch.org/data, Stateful DataLoader",
     ),
-    Recipe("Lightning", "lightning_job", ("torch", "lightning", "torchdata"), _LIGHTNING, _LIGHTNING_SAYS, "lightning.ai, checkpointing basic"),
+    Recipe(
+        "Lightning",
+        "lightning_job",
+        ("torch", "lightning", "torchdata"),
+        _LIGHTNING,
+        _LIGHTNING_SAYS,
+        "lightning.ai, checkpointing basic",
+    ),
     Recipe(
         "Lightning, generators left to it",
         "lightning_job",
@@ -116,7 +160,8 @@ RECIPES: tuple[Recipe, ...] = (
         "trainer_job",
         ("torch", "transformers", "accelerate"),
         ("transformers.trainer",),
-        "model, optimizer, schedule and generators are loaded, the batches that were done are skipped",
+        "model, optimizer, schedule and generators are loaded, the batches that were done are"
+        " skipped",
         "huggingface.co/docs/transformers, Trainer",
     ),
     Recipe(
@@ -124,7 +169,8 @@ RECIPES: tuple[Recipe, ...] = (
         "accelerate_job",
         ("torch", "accelerate"),
         ("accelerate",),
-        "save_state and load_state: model, optimizer, generators, scaler, what is registered; skip_first_batches for the position",
+        "save_state and load_state: model, optimizer, generators, scaler, what is registered;"
+        " skip_first_batches for the position",
         "huggingface.co/docs/accelerate, Checkpointing",
         (1, 2),
     ),
@@ -133,7 +179,8 @@ RECIPES: tuple[Recipe, ...] = (
         "accelerate_job",
         ("torch", "accelerate"),
         ("accelerate",),
-        "save_state and load_state: model, optimizer, generators, scaler, what is registered; skip_first_batches for the position",
+        "save_state and load_state: model, optimizer, generators, scaler, what is registered;"
+        " skip_first_batches for the position",
         "huggingface.co/docs/accelerate, Checkpointing",
         variant="generators drawn from",
         exact=False,

@@ -1,4 +1,6 @@
-"""The cases and their expected results: one function per thing that stops, dies, leaks or resumes late."""
+"""The cases and their expected results: one function per thing that stops, dies, leaks or resumes
+late.
+"""
 
 from __future__ import annotations
 
@@ -69,33 +71,60 @@ def _ended(ending: SupervisorOutcome, layout: RunLayout) -> Found:
 
 
 def _found_after(layout: RunLayout, attempt: Mapping[str, Any]) -> float:
-    """The longest time without a step by any rank, in hang limits, from the ranks' own logs rather than the supervisor's. It ends with the
-    attempt, or with the step of a rank that was resumed to dump its stack."""
+    """The longest time without a step by any rank, in hang limits, from the ranks' own logs rather
+    than the supervisor's. It ends with the attempt, or with the step of a rank that was resumed to
+    dump its stack.
+    """
     logs = layout.attempt(attempt["attempt"])
-    lines = [[line.at for line in read_journal(logs.rank(rank), RankLine).events] for rank in range(attempt["world_size"])]
+    lines = [
+        [line.at for line in read_journal(logs.rank(rank), RankLine).events]
+        for rank in range(attempt["world_size"])
+    ]
     times = sorted(at for each in lines for at in each) or [attempt["launched_at"]]
-    began, ended = max(pairwise([*times, attempt["ended_at"]]), key=lambda stretch: stretch[1] - stretch[0])
+    began, ended = max(
+        pairwise([*times, attempt["ended_at"]]), key=lambda stretch: stretch[1] - stretch[0]
+    )
     silent_s: float = ended - began
-    return silent_s / _limit([at for at in lines[0] if at <= began], attempt["hang"]["phase"] in SAVING)
+    return silent_s / _limit(
+        [at for at in lines[0] if at <= began], attempt["hang"]["phase"] in SAVING
+    )
 
 
 def _limit(lines: Sequence[float], saving: bool) -> float:
-    """The hang limit of an attempt whose rank 0 did its steps at these times; a save, like a start, has START_S."""
+    """The hang limit of an attempt whose rank 0 did its steps at these times; a save, like a start,
+    has START_S.
+    """
     if len(lines) < FEW:
         return START_S
-    return max(START_S if saving else LIMIT_S, SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)))
+    return max(
+        START_S if saving else LIMIT_S,
+        SupervisionConfig().hang_factor * max(after - before for before, after in pairwise(lines)),
+    )
 
 
-def rank_fault(what: str, victims: tuple[int, ...], expected: str) -> Callable[[SupervisorHarness, random.Random], Found]:
+def rank_fault(
+    what: str, victims: tuple[int, ...], expected: str
+) -> Callable[[SupervisorHarness, random.Random], Found]:
     """`victims` do `what` at a random step of the first attempt; the second attempt completes."""
 
     def run(harness: SupervisorHarness, rng: random.Random) -> Found:
         step, config = rng.randrange(8, STEPS), settings(STEPS)
-        with harness.run(config, FakeRankScript(faults={f"0/{rank}/{step}": what for rank in victims})) as layout:
+        with harness.run(
+            config, FakeRankScript(faults={f"0/{rank}/{step}": what for rank in victims})
+        ) as layout:
             found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
-        named = what == "skip" or found["blamed"] == list(victims)  # a rank that skipped is ahead of the others, which cannot be detected
-        recovered = found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
-        return found | {"good": recovered and found["left"] == 0 and (expected != "hung" or (named and found["stacks"]))}
+        # a rank that skipped is ahead of the others, which cannot be detected
+        named = what == "skip" or found["blamed"] == list(victims)
+        recovered = (
+            found["outcomes"] == [expected, "completed"] and found["code"] == 0 and found["lineage"]
+        )
+        return found | {
+            "good": (
+                recovered
+                and found["left"] == 0
+                and (expected != "hung" or (named and found["stacks"]))
+            )
+        }
 
     return run
 
@@ -109,10 +138,14 @@ def writer_stopped(harness: SupervisorHarness, rng: random.Random) -> Found:
             (pid,) = [pid for pid in remaining(layout.root) if WRITER in _command(pid)]
             os.kill(pid, signal.SIGSTOP)
 
-        ending = harness.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it))
+        ending = harness.supervise(
+            config, layout, TriggeringUI(Trigger("training", rng.randrange(5, 50)), stop_it)
+        )
         found = _ended(ending, layout)
     replaced = [note for note in ending.notes if "writer" in note and "replaced" in note]
-    return found | {"good": found["outcomes"] == ["completed"] and len(replaced) == 1 and found["left"] == 0}
+    return found | {
+        "good": found["outcomes"] == ["completed"] and len(replaced) == 1 and found["left"] == 0
+    }
 
 
 def slow_disk(harness: SupervisorHarness, rng: random.Random) -> Found:
@@ -134,37 +167,73 @@ def agent(number: int, expected: list[str]) -> Callable[[SupervisorHarness, rand
             def inject() -> None:
                 os.kill(_agent(layout), number)
 
-            found = _ended(harness.supervise(config, layout, TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject), "torchrun"), layout)
-        return found | {"good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0}
+            found = _ended(
+                harness.supervise(
+                    config,
+                    layout,
+                    TriggeringUI(Trigger("training", rng.randrange(10, 40)), inject),
+                    "torchrun",
+                ),
+                layout,
+            )
+        return found | {
+            "good": found["outcomes"] == expected and found["left"] == 0 and found["code"] == 0
+        }
 
     return run
 
 
 def supervisor_killed(harness: SupervisorHarness, rng: random.Random) -> Found:
-    """SIGKILL to the supervisor: within two seconds no process of the run is left, and the next supervisor resumes."""
+    """SIGKILL to the supervisor: within two seconds no process of the run is left, and the next
+    supervisor resumes.
+    """
     config = settings(400, every=20, start_timeout_s=60.0)
     with harness.run(config, FakeRankScript(step_s=0.004)) as layout:
         lone = subprocess.Popen(
-            [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "supervise", str(layout.root)], stdout=subprocess.PIPE, text=True
+            [
+                sys.executable,
+                "-m",
+                "ecrl_cli.studies.hangs.programs",
+                "supervise",
+                str(layout.root),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert lone.stdout is not None
         with _ended_at_last(lone):
             lone.stdout.readline()  # the run has reached a step
-            fds = [fd for pid in remaining(layout.root) if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None]
+            fds = [
+                fd
+                for pid in remaining(layout.root)
+                if pid != lone.pid and (fd := processes.open_pidfd(pid)) is not None
+            ]
         alive = processes.wait_all(fds, GONE_WITHIN_S)
         for fd in fds:
             os.close(fd)
         found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
-    good = len(fds) >= 2 and not alive and found["outcomes"][-1] == "completed" and found["lineage"] and found["left"] == 0
+    good = (
+        len(fds) >= 2
+        and not alive
+        and found["outcomes"][-1] == "completed"
+        and found["lineage"]
+        and found["left"] == 0
+    )
     return found | {"alive": len(alive), "good": good}
 
 
 def zombie(harness: SupervisorHarness, rng: random.Random) -> Found:
-    """A writer of the first attempt stops before its commit and continues after a newer attempt has finished: it is fenced, nothing changes."""
+    """A writer of the first attempt stops before its commit and continues after a newer attempt has
+    finished: it is fenced, nothing changes.
+    """
     config = settings(STEPS)
-    with harness.run(config, FakeRankScript(faults={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})) as layout:
+    with harness.run(
+        config, FakeRankScript(faults={f"0/1/{rng.randrange(8, STEPS)}": "exit1"})
+    ) as layout:
         late = subprocess.Popen(
-            [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "write", str(layout.root)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "ecrl_cli.studies.hangs.programs", "write", str(layout.root)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         with _ended_at_last(late):
             os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -173,39 +242,65 @@ def zombie(harness: SupervisorHarness, rng: random.Random) -> Found:
             late.send_signal(signal.SIGCONT)
             said, _ = late.communicate(timeout=ANSWER_S)
             after = whole(layout)
-    return found | {"late": said.strip(), "good": said.strip() == "fenced" and before == after and found["outcomes"] == ["died", "completed"]}
+    return found | {
+        "late": said.strip(),
+        "good": (
+            said.strip() == "fenced"
+            and before == after
+            and found["outcomes"] == ["died", "completed"]
+        ),
+    }
 
 
 def crash_loop(harness: SupervisorHarness, rng: random.Random) -> Found:
-    """The same step fails in every attempt: after two attempts without progress the run ends and names the step and the cause."""
+    """The same step fails in every attempt: after two attempts without progress the run ends and
+    names the step and the cause.
+    """
     step, config = rng.randrange(8, STEPS), settings(STEPS)
     with harness.run(config, FakeRankScript(faults={f"any/0/{step}": "raise"})) as layout:
         found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
-    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * 3, 7, 0)}
+    return found | {
+        "good": (found["outcomes"], found["code"], found["left"]) == (["died"] * 3, 7, 0)
+    }
 
 
 def budget(harness: SupervisorHarness, rng: random.Random) -> Found:
-    """Each attempt makes a little progress and dies: there are exactly as many attempts as the restart budget allows."""
+    """Each attempt makes a little progress and dies: there are exactly as many attempts as the
+    restart budget allows.
+    """
     config, allowed = settings(STEPS, every=2), rng.randrange(1, 4)
     config = settings(STEPS, every=2, max_restarts=allowed)
     faults = {f"{attempt}/{attempt % 2}/{9 + 4 * attempt}": "SIGKILL" for attempt in range(6)}
     with harness.run(config, FakeRankScript(faults=faults)) as layout:
         found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
-    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["died"] * (allowed + 1), 7, 0)}
+    return found | {
+        "good": (
+            (found["outcomes"], found["code"], found["left"]) == (["died"] * (allowed + 1), 7, 0)
+        )
+    }
 
 
 def hang_loop(harness: SupervisorHarness, rng: random.Random) -> Found:
     """The same step hangs in every attempt: exit code 6."""
     config = settings(STEPS)
-    with harness.run(config, FakeRankScript(faults={f"any/1/{rng.randrange(8, STEPS)}": "spin"})) as layout:
+    with harness.run(
+        config, FakeRankScript(faults={f"any/1/{rng.randrange(8, STEPS)}": "spin"})
+    ) as layout:
         found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
-    return found | {"good": (found["outcomes"], found["code"], found["left"]) == (["hung"] * 3, 6, 0)}
+    return found | {
+        "good": (found["outcomes"], found["code"], found["left"]) == (["hung"] * 3, 6, 0)
+    }
 
 
 def overload(harness: SupervisorHarness, rng: random.Random) -> Found:
-    """Twice as many busy processes as processors, at the smallest configurable limit: no false alarm."""
+    """Twice as many busy processes as processors, at the smallest configurable limit: no false
+    alarm.
+    """
     config = settings(400, every=40)
-    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    busy = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
     try:
         with harness.run(config, FakeRankScript()) as layout:
             found = _ended(harness.supervise(config, layout, TriggeringUI()), layout)
@@ -230,7 +325,8 @@ CASES: tuple[Case, ...] = (
     Case("SIGSTOP of the writer", writer_stopped),
     Case("a slow disk", slow_disk),
     Case("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
-    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),  # ranks past the rendezvous do not need it
+    # ranks past the rendezvous do not need it
+    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),
     Case("SIGKILL of the supervisor", supervisor_killed),
     Case("a late writer wakes up", zombie),
     Case("the same step raises each time", crash_loop),
@@ -260,7 +356,9 @@ def _command(pid: int) -> str:
 
 
 def _agent(layout: RunLayout) -> int:
-    """The one process of the run that started others of it; this one, which started it, is not among them."""
+    """The one process of the run that started others of it; this one, which started it, is not
+    among them.
+    """
     there = remaining(layout.root)
     (agent,) = {parent for pid in there if (parent := processes.parent(pid)) in there}
     return agent

@@ -46,7 +46,9 @@ class _Job:
 
 
 def slow(make: Make, rng: random.Random) -> int:
-    """Number of false alarms in 1,000 steps of varying length, one longer than the timeout but within the limit for such steps."""
+    """Number of false alarms in 1,000 steps of varying length, one longer than the timeout but
+    within the limit for such steps.
+    """
     job, typical = _Job(make), rng.uniform(0.3, 4.0)
     job.step(1, 10 * typical)
     for number in range(2, SLOW_STEPS + 2):
@@ -70,7 +72,9 @@ def suspended(make: Make, rng: random.Random) -> int:
 
 
 def standing(make: Make, rng: random.Random) -> float | None:
-    """A hung job whose writer is still active: after how many times its limit it is detected; None: never."""
+    """A hung job whose writer is still active: after how many times its limit it is detected; None:
+    never.
+    """
     job, seconds = _Job(make), rng.uniform(0.05, 1.0)
     for number in range(1, rng.randrange(3, 30)):
         job.step(number, seconds)
@@ -82,10 +86,14 @@ def standing(make: Make, rng: random.Random) -> float | None:
 
 
 class TrustsTheClock(HangDetector):
-    """Planted bug: counts time since the last change even while not polling, as if comparing the rank's clock with its own."""
+    """Planted bug: counts time since the last change even while not polling, as if comparing the
+    rank's clock with its own.
+    """
 
     @override
-    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
+    def check(
+        self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None
+    ) -> bool:
         super().check(now, ranks, writer)
         return self.quiet.waited_s >= self.limit_s
 
@@ -103,7 +111,9 @@ class HearsTheWriterAlways(HangDetector):
     """Planted bug: counts any activity as progress."""
 
     @override
-    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
+    def check(
+        self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None
+    ) -> bool:
         self._learn(now, ranks)
         return self.quiet.check(now, (*ranks, writer)) >= self.limit_s
 

@@ -1,7 +1,9 @@
-"""Two programs of the hang study: `python -m ecrl_cli.studies.hangs.programs supervise RUN_DIR`, a supervisor to be killed, prints a line once its
-ranks step; `... write RUN_DIR` is a writer of attempt 0 that stops itself just before its commit becomes visible.
+"""Two programs of the hang study: `python -m ecrl_cli.studies.hangs.programs supervise RUN_DIR`, a
+supervisor to be killed, prints a line once its ranks step; `... write RUN_DIR` is a writer of
+attempt 0 that stops itself just before its commit becomes visible.
 
-The writer's process is not marked as belonging to the run, so no cleanup finds it, as if it were on another machine.
+The writer's process is not marked as belonging to the run, so no cleanup finds it, as if it were on
+another machine.
 """
 
 from __future__ import annotations
@@ -37,9 +39,17 @@ def write(root: Path) -> None:
         if point == "before_rename":
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with closing(CheckpointStore(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), crash_point=stand_still)) as store:
+    with closing(
+        CheckpointStore(
+            layout.checkpoints,
+            StoreConfig.of(stored.config, stored.run_id),
+            crash_point=stand_still,
+        )
+    ) as store:
         store.claim(0)
-        image = synthetic_image(stored.config.seed, STEP, synthetic_plan(4096, 2048), stored.run_id, restorable=True)
+        image = synthetic_image(
+            stored.config.seed, STEP, synthetic_plan(4096, 2048), stored.run_id, restorable=True
+        )
         try:
             store.save(image, 0)
         except Fenced:

@@ -1,6 +1,8 @@
-"""Ranks, writer and launcher that hang, die or resume late: detected, named, killed, and followed by the next attempt without leftovers.
+"""Ranks, writer and launcher that hang, die or resume late: detected, named, killed, and followed
+by the next attempt without leftovers.
 
-Supervisor, launchers, heartbeat table and store are the product's; the ranks are fake, so a trial takes a second or two.
+Supervisor, launchers, heartbeat table and store are the product's; the ranks are fake, so a trial
+takes a second or two.
 """
 
 from __future__ import annotations
@@ -16,11 +18,29 @@ from ecrl_cli.config.studies import Hangs
 from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.fake_ranks.fake_rank import FakeRankScript
-from ecrl_cli.studies.fake_ranks.supervisor_harness import LIMIT_S, TRIAL_S, SupervisorHarness, Trigger, TriggeringUI, harness_of, settings
+from ecrl_cli.studies.fake_ranks.supervisor_harness import (
+    LIMIT_S,
+    TRIAL_S,
+    SupervisorHarness,
+    Trigger,
+    TriggeringUI,
+    harness_of,
+    settings,
+)
 from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
 from ecrl_cli.studies.frame.limits import shared_memory
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
-from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, mutants_table, size, yes
+from ecrl_cli.studies.frame.tables import (
+    Group,
+    TableSpec,
+    cell,
+    count,
+    fact,
+    most,
+    mutants_table,
+    size,
+    yes,
+)
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs.cases import CASES, IN_LIMITS, STEPS
 
@@ -52,7 +72,9 @@ def _scenario(context: StudyContext, trial: Trial) -> dict[str, Any]:
     if trial.facts["what"] == "standing":
         found = detector_scenarios.standing(detector_scenarios.product, rng)
         return {"waited": found, "good": found is not None and found < 3}
-    alarms = (detector_scenarios.slow if trial.facts["what"] == "slow" else detector_scenarios.suspended)(detector_scenarios.product, rng)
+    alarms = (
+        detector_scenarios.slow if trial.facts["what"] == "slow" else detector_scenarios.suspended
+    )(detector_scenarios.product, rng)
     return {"alarms": alarms, "good": alarms == 0}
 
 
@@ -64,7 +86,9 @@ def _planted_trials(context: StudyContext) -> list[Trial]:
 def _planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
     if trial.facts["what"] == SIDE_THREAD:
         return {"shown": _side_thread(context.shared(harness_of))}
-    bug = next(bug for bug in detector_scenarios.DETECTOR_MUTANTS if bug.name == trial.facts["what"])
+    bug = next(
+        bug for bug in detector_scenarios.DETECTOR_MUTANTS if bug.name == trial.facts["what"]
+    )
     return {"shown": bug.shown(context.rng(trial.key))}
 
 
@@ -84,7 +108,9 @@ def _side_thread(harness: SupervisorHarness) -> bool:
 
 @contextmanager
 def _alarm_stops() -> Iterator[None]:
-    """SIGALRM sends two Ctrl-C to this process, which are for the supervisor: no timer may run before it handles them."""
+    """SIGALRM sends two Ctrl-C to this process, which are for the supervisor: no timer may run
+    before it handles them.
+    """
 
     def twice(number: int, frame: FrameType | None) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -109,35 +135,59 @@ def _ends(group: Group) -> str:
 def _in_time(results: Results) -> Iterator[Gate]:
     hung = [record for record in results.of("case") if "hung" in record.found["outcomes"]]
     longest = max((record.found["found_after"] for record in hung), default=0.0)
-    said = f"{plural(len(hung), 'trial')} with a hang, ended at most {longest:.2f} times its limit after the last step"
-    yield Gate("in_time", bool(hung) and longest < IN_LIMITS, f"{said}, by the ranks' own lines (target: below {IN_LIMITS:g})")
+    said = (
+        f"{plural(len(hung), 'trial')} with a hang, ended at most {longest:.2f} times its limit"
+        " after the last step"
+    )
+    yield Gate(
+        "in_time",
+        bool(hung) and longest < IN_LIMITS,
+        f"{said}, by the ranks' own lines (target: below {IN_LIMITS:g})",
+    )
 
 
 def _notes(results: Results) -> tuple[str, ...]:
     return (
         by_design(results, "trials ended as promised"),
-        "Ranks are fakes without torch that keep step through shared memory and save through the product's store; real training fails in the "
-        "tests and by the failure group.",
-        "An agent that is stopped once its ranks have met is not needed any more: the run completes without a restart.",
-        "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a partition between machines, a full disk, a run directory "
-        "that is deleted, renamed or replaced meanwhile, no descriptor left, no memory left (ENOMEM).",
+        (
+            "Ranks are fakes without torch that keep step through shared memory and save through"
+            " the product's store; real training fails in the tests and by the failure group."
+        ),
+        (
+            "An agent that is stopped once its ranks have met is not needed any more: the run"
+            " completes without a restart."
+        ),
+        (
+            "Not tried here: a process that SIGKILL does not end (it sits in the kernel), a"
+            " partition between machines, a full disk, a run directory that is deleted, renamed or"
+            " replaced meanwhile, no descriptor left, no memory left (ENOMEM)."
+        ),
     )
 
 
 STUDY = Study(
     keys=Hangs,
-    description="Ranks, writer and launcher that stand still, die or wake up late: found, ended, followed by the next attempt, nothing left.",
+    description=(
+        "Ranks, writer and launcher that stand still, die or wake up late: found, ended, followed"
+        " by the next attempt, nothing left."
+    ),
     arms=(
         Arm(
             "case",
-            lambda context: [_named("case", case.what, n) for n in range(context.keys.each) for case in CASES],
+            lambda context: [
+                _named("case", case.what, n) for n in range(context.keys.each) for case in CASES
+            ],
             _case,
             limit_s=TRIAL_S,
             overdue=OVERDUE,
         ),
         Arm(
             "story",
-            lambda context: [_named("story", what, n) for what in ("slow", "suspended", "standing") for n in range(context.keys.slow)],
+            lambda context: [
+                _named("story", what, n)
+                for what in ("slow", "suspended", "standing")
+                for n in range(context.keys.slow)
+            ],
             _scenario,
             limit_s=TRIAL_S,
             overdue=OVERDUE,
@@ -163,10 +213,14 @@ STUDY = Study(
             ("story",),
             by=(fact("what", "story"),),
             columns=(count("bad", "count", lambda r: not _good(r)), size()),
-            note="slow: 1,000 steps, some as long as several timeouts. suspended: the supervisor is, for hours. standing: ranks stand, the writer "
-            "moves.",
+            note=(
+                "slow: 1,000 steps, some as long as several timeouts. suspended: the supervisor is,"
+                " for hours. standing: ranks stand, the writer moves."
+            ),
         ),
-        mutants_table((fact("what", "planted bug"), yes("shown", "found", lambda r: r.found["shown"]))),
+        mutants_table(
+            (fact("what", "planted bug"), yes("shown", "found", lambda r: r.found["shown"]))
+        ),
     ),
     gates=(
         OVER,
@@ -178,7 +232,12 @@ STUDY = Study(
             "trials left no process and no shared memory",
         ),
         _in_time,
-        all_of("detector", "story", _good, "scenarios given to the detector under a simulated clock, as promised"),
+        all_of(
+            "detector",
+            "story",
+            _good,
+            "scenarios given to the detector under a simulated clock, as promised",
+        ),
         mutants_found("what", "shown"),
     ),
     notes=_notes,

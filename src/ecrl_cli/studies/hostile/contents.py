@@ -1,4 +1,6 @@
-"""Forged contents: malformed JSON in every record, headers of parts whose hashes all agree, and names that escape, collide or are too long."""
+"""Forged contents: malformed JSON in every record, headers of parts whose hashes all agree, and
+names that escape, collide or are too long.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,26 @@ VALUES: dict[str, dict[str, object]] = {
 def json_inputs() -> list[MaliciousInput]:
     found = []
     for name, text in TEXTS.items():
-        found.append(MaliciousInput("COMMIT", name, "guard", ("commit",), partial(_as_commit, text)))
-        found.append(MaliciousInput("MANIFEST", name, "guard", ("manifest",), partial(_as_manifest, text)))
-        found.append(MaliciousInput("sidecar", name, "guard single", ("commit",), partial(_as_sidecar, text)))
-        found.append(MaliciousInput("lease", name, "newest", ("StorageError",), partial(_as_lease, text)))
-    found += [MaliciousInput("COMMIT", name, "guard", ("commit", "manifest"), partial(_value, change)) for name, change in VALUES.items()]
+        found.append(
+            MaliciousInput("COMMIT", name, "guard", ("commit",), partial(_as_commit, text))
+        )
+        found.append(
+            MaliciousInput("MANIFEST", name, "guard", ("manifest",), partial(_as_manifest, text))
+        )
+        found.append(
+            MaliciousInput("sidecar", name, "guard single", ("commit",), partial(_as_sidecar, text))
+        )
+        found.append(
+            MaliciousInput("lease", name, "newest", ("StorageError",), partial(_as_lease, text))
+        )
     found += [
-        MaliciousInput("train.json", name, "guard", ("schema", "hash"), partial(_as_train, text)) for name, text in TEXTS.items() if name not in _FAIR
+        MaliciousInput("COMMIT", name, "guard", ("commit", "manifest"), partial(_value, change))
+        for name, change in VALUES.items()
+    ]
+    found += [
+        MaliciousInput("train.json", name, "guard", ("schema", "hash"), partial(_as_train, text))
+        for name, text in TEXTS.items()
+        if name not in _FAIR
     ]
     return found
 
@@ -95,7 +110,15 @@ def _value(change: dict[str, object], fixture: RunFixture) -> None:
 WEIGHT, SHAPE = "parameters.weight", [4194305, 4194305, 211106198978564]
 Edit = Callable[[dict[str, Any]], object]
 
-LENGTHS = {"zero": 0, "seven": 7, "longer than the file": 10**6, "2^32-1": 2**32 - 1, "2^63": 2**63, "2^64-1": 2**64 - 1, "the cap": 100 * 2**20}
+LENGTHS = {
+    "zero": 0,
+    "seven": 7,
+    "longer than the file": 10**6,
+    "2^32-1": 2**32 - 1,
+    "2^63": 2**63,
+    "2^64-1": 2**64 - 1,
+    "the cap": 100 * 2**20,
+}
 EDITS: dict[str, Edit] = {
     "an unknown dtype": lambda header: header[WEIGHT].update(dtype="Q128"),
     "another dtype": lambda header: header[WEIGHT].update(dtype="I32"),
@@ -107,34 +130,63 @@ EDITS: dict[str, Edit] = {
     "not aligned": lambda header: header[WEIGHT].update(data_offsets=[9, 9 + MODEL_BYTES]),
     "far outside": lambda header: header[WEIGHT].update(data_offsets=[2**62, 2**62 + MODEL_BYTES]),
     "negative offsets": lambda header: header[WEIGHT].update(data_offsets=[-8, MODEL_BYTES - 8]),
-    "offsets that are floats": lambda header: header[WEIGHT].update(data_offsets=[8.0, 8.0 + MODEL_BYTES]),
+    "offsets that are floats": (
+        lambda header: header[WEIGHT].update(data_offsets=[8.0, 8.0 + MODEL_BYTES])
+    ),
     "three offsets": lambda header: header[WEIGHT].update(data_offsets=[8, 16, 24]),
     "a missing tensor": lambda header: header.pop("buffers.steps"),
     "an injected name": lambda header: header.update({"module.__class__": header[WEIGHT]}),
     "metadata": lambda header: header.update(__metadata__={"format": "pt"}),
-    "a hundred thousand tensors": lambda header: header.update({f"t{number}": header[WEIGHT] for number in range(100_000)}),
+    "a hundred thousand tensors": lambda header: header.update(
+        {f"t{number}": header[WEIGHT] for number in range(100_000)}
+    ),
 }
 # False claims of the manifest itself about a part.
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a thousand times its size": lambda part: part.update(bytes=part["bytes"] * 1000, chunk_sums=[0] * 80),
+    "a thousand times its size": lambda part: part.update(
+        bytes=part["bytes"] * 1000, chunk_sums=[0] * 80
+    ),
     "a terabyte": lambda part: part.update(bytes=2**40, chunk_sums=[0]),
     "a negative size": lambda part: part.update(bytes=-1, chunk_sums=[]),
     "a chunk sum of 2^32": lambda part: part.update(chunk_sums=[2**32]),
     "17 dimensions": lambda part: part["tensors"][WEIGHT].update(shape=[1] * 17),
     "an overflowing shape": lambda part: part["tensors"][WEIGHT].update(shape=SHAPE),
     "an unknown dtype": lambda part: part["tensors"][WEIGHT].update(dtype="torch.os"),
-    "a hundred thousand and one tensors": lambda part: part.update(tensors=dict.fromkeys(map(str, range(100_001)), part["tensors"][WEIGHT])),
+    "a hundred thousand and one tensors": lambda part: part.update(
+        tensors=dict.fromkeys(map(str, range(100_001)), part["tensors"][WEIGHT])
+    ),
 }
 
 
 def header_inputs() -> list[MaliciousInput]:
-    found = [MaliciousInput("header", f"length {name}", "guard", ("schema",), partial(_length, value)) for name, value in LENGTHS.items()]
-    found += [MaliciousInput("header", name, "guard", ("schema",), partial(_header, edit)) for name, edit in EDITS.items()]
-    found.append(MaliciousInput("header", "a million deep", "guard", ("schema",), partial(_raw, b'{"a":' + b"[" * 10**6)))
-    found += [
-        MaliciousInput("manifest's claims", name, "guard", ("manifest", "parts", "schema"), partial(_claim, edit)) for name, edit in CLAIMS.items()
+    found = [
+        MaliciousInput("header", f"length {name}", "guard", ("schema",), partial(_length, value))
+        for name, value in LENGTHS.items()
     ]
-    found.append(MaliciousInput("manifest's claims", "a file a thousand times its size", "guard", ("parts",), _large))
+    found += [
+        MaliciousInput("header", name, "guard", ("schema",), partial(_header, edit))
+        for name, edit in EDITS.items()
+    ]
+    found.append(
+        MaliciousInput(
+            "header", "a million deep", "guard", ("schema",), partial(_raw, b'{"a":' + b"[" * 10**6)
+        )
+    )
+    found += [
+        MaliciousInput(
+            "manifest's claims",
+            name,
+            "guard",
+            ("manifest", "parts", "schema"),
+            partial(_claim, edit),
+        )
+        for name, edit in CLAIMS.items()
+    ]
+    found.append(
+        MaliciousInput(
+            "manifest's claims", "a file a thousand times its size", "guard", ("parts",), _large
+        )
+    )
     return found
 
 
@@ -178,7 +230,7 @@ PARTS = {
     "CON": "CON",
     "con": "con",
     "a trailing dot": "model.safetensors.",
-    "a look-alike": "mоdel.safetensors",  # noqa: RUF001 - the second letter is Cyrillic: that is the attack
+    "a look-alike": ("mоdel.safetensors"),  # noqa: RUF001 - the second letter is Cyrillic: that is the attack
     "another case": "MODEL.safetensors",
     "a backslash": "..\\model.safetensors",
 }
@@ -196,16 +248,66 @@ MANY = 100_000
 
 
 def name_inputs() -> list[MaliciousInput]:
-    found = [MaliciousInput("names of parts", name, "guard", ("manifest", "parts"), partial(_part, value)) for name, value in PARTS.items()]
-    found.append(MaliciousInput("names of parts", "two that differ in case", "guard", ("manifest", "parts"), partial(_also, "Model.safetensors")))
+    found = [
+        MaliciousInput(
+            "names of parts", name, "guard", ("manifest", "parts"), partial(_part, value)
+        )
+        for name, value in PARTS.items()
+    ]
+    found.append(
+        MaliciousInput(
+            "names of parts",
+            "two that differ in case",
+            "guard",
+            ("manifest", "parts"),
+            partial(_also, "Model.safetensors"),
+        )
+    )
     found.append(MaliciousInput("names of parts", "65 parts", "guard", ("manifest",), _many_parts))
     tensors = ("module.__class__", "__init__", "", "parameters." + "x" * 600, "parameters\0.weight")
-    found += [MaliciousInput("names of tensors", repr(name[:24]), "guard", ("manifest", "schema"), partial(_tensor, name)) for name in tensors]
-    found += [MaliciousInput("names of checkpoints", repr(name)[1:-1], "newest", ("passed over",), partial(_odd, name)) for name in ODD_STEPS]
-    found.append(MaliciousInput("names of checkpoints", "a hundred thousand", "newest", ("commit",), _crowd))
-    for name, target in {"out": "../../outside", "to itself": LATEST_OK, "absolute": "/etc", "into the dark": "step_00000099"}.items():
-        found.append(MaliciousInput("pointers", f"latest_ok leads {name}", "newest", ("passed over",), partial(_pointer, target)))
-    found.append(MaliciousInput("pointers", "latest.json names /etc/passwd", "newest", ("passed over",), _latest))
+    found += [
+        MaliciousInput(
+            "names of tensors",
+            repr(name[:24]),
+            "guard",
+            ("manifest", "schema"),
+            partial(_tensor, name),
+        )
+        for name in tensors
+    ]
+    found += [
+        MaliciousInput(
+            "names of checkpoints",
+            repr(name)[1:-1],
+            "newest",
+            ("passed over",),
+            partial(_odd, name),
+        )
+        for name in ODD_STEPS
+    ]
+    found.append(
+        MaliciousInput("names of checkpoints", "a hundred thousand", "newest", ("commit",), _crowd)
+    )
+    for name, target in {
+        "out": "../../outside",
+        "to itself": LATEST_OK,
+        "absolute": "/etc",
+        "into the dark": "step_00000099",
+    }.items():
+        found.append(
+            MaliciousInput(
+                "pointers",
+                f"latest_ok leads {name}",
+                "newest",
+                ("passed over",),
+                partial(_pointer, target),
+            )
+        )
+    found.append(
+        MaliciousInput(
+            "pointers", "latest.json names /etc/passwd", "newest", ("passed over",), _latest
+        )
+    )
     return found
 
 
@@ -218,7 +320,11 @@ def _also(name: str, fixture: RunFixture) -> None:
 
 
 def _many_parts(fixture: RunFixture) -> None:
-    fixture.forge(lambda manifest: manifest["parts"].update({f"part{number}": manifest["parts"][MODEL] for number in range(62)}))
+    fixture.forge(
+        lambda manifest: manifest["parts"].update(
+            {f"part{number}": manifest["parts"][MODEL] for number in range(62)}
+        )
+    )
 
 
 def _tensor(name: str, fixture: RunFixture) -> None:

@@ -1,4 +1,6 @@
-"""Every hostile input by its key; the ones that are special files, files that change while read, and configurations that would run code."""
+"""Every hostile input by its key; the ones that are special files, files that change while read,
+and configurations that would run code.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,26 @@ from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
 from ecrl_cli.config.keys import sections
 from ecrl_cli.studies.hostile import contents, pickles
 from ecrl_cli.studies.hostile.contents import TEXTS
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, RECORDS, MaliciousInput, RunFixture, made_into
+from ecrl_cli.studies.hostile.store_fixture import (
+    FILE_TYPES,
+    RECORDS,
+    MaliciousInput,
+    RunFixture,
+    made_into,
+)
 
 RECORD_TYPES = ("a FIFO", "an endless device", "a folder", "a link out", "a sparse terabyte")
-RECORD_TEXTS = ("a list", "null", "a million deep", "ten megabytes of text", "UTF-16", "a pickle", "a hundred thousand digits")
-LOOKS_BEFORE = range(2, 34, 3)  # calls of the integrity check on a group before which the attacker acts
+RECORD_TEXTS = (
+    "a list",
+    "null",
+    "a million deep",
+    "ten megabytes of text",
+    "UTF-16",
+    "a pickle",
+    "a hundred thousand digits",
+)
+# calls of the integrity check on a group before which the attacker acts
+LOOKS_BEFORE = range(2, 34, 3)
 
 
 def file_inputs() -> list[MaliciousInput]:
@@ -22,26 +39,78 @@ def file_inputs() -> list[MaliciousInput]:
     for kind in FILE_TYPES:
         found.append(
             MaliciousInput(
-                "types of files", f"a part: {kind}", "guard", ("parts", "schema", "hash"), made_into(kind, f"checkpoints/step_00000020/{MODEL}")
+                "types of files",
+                f"a part: {kind}",
+                "guard",
+                ("parts", "schema", "hash"),
+                made_into(kind, f"checkpoints/step_00000020/{MODEL}"),
             )
         )
         for record in (COMMIT, MANIFEST):
             act = made_into(kind, f"checkpoints/step_00000020/{record}")
-            found.append(MaliciousInput("types of files", f"{record}: {kind}", "guard", ("commit", "manifest", "parts"), act))
+            found.append(
+                MaliciousInput(
+                    "types of files",
+                    f"{record}: {kind}",
+                    "guard",
+                    ("commit", "manifest", "parts"),
+                    act,
+                )
+            )
         if kind not in ("a link in", "a hard link out"):
-            found.append(MaliciousInput("types of files", f"lease: {kind}", "newest", ("StorageError",), made_into(kind, f"checkpoints/{LEASE}")))
-    found += [MaliciousInput("types of files", f"the folder: {name}", look, refusers, act) for name, look, refusers, act in _FOLDERS]
+            found.append(
+                MaliciousInput(
+                    "types of files",
+                    f"lease: {kind}",
+                    "newest",
+                    ("StorageError",),
+                    made_into(kind, f"checkpoints/{LEASE}"),
+                )
+            )
+    found += [
+        MaliciousInput("types of files", f"the folder: {name}", look, refusers, act)
+        for name, look, refusers, act in _FOLDERS
+    ]
     for name, during in _DURING.items():
-        found += [MaliciousInput("while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at) for at in LOOKS_BEFORE]
+        found += [
+            MaliciousInput(
+                "while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at
+            )
+            for at in LOOKS_BEFORE
+        ]
     for record in RECORDS:
-        found += [MaliciousInput("records of a run", f"{record}: {kind}", "records", (record,), made_into(kind, record)) for kind in RECORD_TYPES]
+        found += [
+            MaliciousInput(
+                "records of a run",
+                f"{record}: {kind}",
+                "records",
+                (record,),
+                made_into(kind, record),
+            )
+            for kind in RECORD_TYPES
+        ]
         texts = [text for text in RECORD_TEXTS if (record, text) not in _FAIR]
         found += [
-            MaliciousInput("records of a run", f"{record}: {text}", "records", (record,), partial(_as_text, record, TEXTS[text])) for text in texts
+            MaliciousInput(
+                "records of a run",
+                f"{record}: {text}",
+                "records",
+                (record,),
+                partial(_as_text, record, TEXTS[text]),
+            )
+            for text in texts
         ]
     for kind in (*RECORD_TYPES, "a million deep", "a pickle"):
-        act = made_into(kind, "manifest.csv") if kind in FILE_TYPES else partial(_as_text, "manifest.csv", TEXTS[kind])
-        found.append(MaliciousInput("records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act))
+        act = (
+            made_into(kind, "manifest.csv")
+            if kind in FILE_TYPES
+            else partial(_as_text, "manifest.csv", TEXTS[kind])
+        )
+        found.append(
+            MaliciousInput(
+                "records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act
+            )
+        )
     for name in ("\u00b2", "\u0660\u0660\u0661", "-1"):
         found.append(
             MaliciousInput(
@@ -53,15 +122,47 @@ def file_inputs() -> list[MaliciousInput]:
             )
         )
     locks = (("a link out", _SOME), ("a folder", _SOME), ("a FIFO", _SOME))
-    found += [MaliciousInput("lock", kind, "lock", refusers, made_into(kind, ".lock")) for kind, refusers in locks]
-    for record, text in (("config.json", "a million deep"), ("supervisor.json", "a pickle"), ("metrics.json", "UTF-16"), ("config.json", "a FIFO")):
-        act = made_into(text, record) if text in FILE_TYPES else partial(_as_text, record, TEXTS[text])
+    found += [
+        MaliciousInput("lock", kind, "lock", refusers, made_into(kind, ".lock"))
+        for kind, refusers in locks
+    ]
+    for record, text in (
+        ("config.json", "a million deep"),
+        ("supervisor.json", "a pickle"),
+        ("metrics.json", "UTF-16"),
+        ("config.json", "a FIFO"),
+    ):
+        act = (
+            made_into(text, record)
+            if text in FILE_TYPES
+            else partial(_as_text, record, TEXTS[text])
+        )
         for verb in ("verify", "report"):
-            found.append(MaliciousInput(f"ecrl {verb}", f"{record}: {text}", "command", ("exit 2", "exit 3", "exit 1"), act, (verb, "{run}")))
+            found.append(
+                MaliciousInput(
+                    f"ecrl {verb}",
+                    f"{record}: {text}",
+                    "command",
+                    ("exit 2", "exit 3", "exit 1"),
+                    act,
+                    (verb, "{run}"),
+                )
+            )
     return found
 
 
-_ANY, _SOME = ("commit", "manifest", "parts", "hash", "schema", "tensors", "nothing was wrong yet"), ("StorageError", "RunHeld")
+_ANY, _SOME = (
+    (
+        "commit",
+        "manifest",
+        "parts",
+        "hash",
+        "schema",
+        "tensors",
+        "nothing was wrong yet",
+    ),
+    ("StorageError", "RunHeld"),
+)
 # A plan without entries is valid.
 _FAIR = {("failures.json", "a list")}
 
@@ -139,7 +240,10 @@ TREES: dict[str, dict[str, object]] = {
     "a resolver that nobody has": {"suite_name": "${eval:1+1}"},
     "an interpolation of itself": {"suite_name": "${suite_name}"},
     "an interpolation in a circle": {"suite_name": "${run_dir}", "run_dir": "${suite_name}"},
-    "an interpolation that grows": {"suite_name": "${run_dir}${run_dir}", "run_dir": "${suite_name}${suite_name}"},
+    "an interpolation that grows": {
+        "suite_name": "${run_dir}${run_dir}",
+        "run_dir": "${suite_name}${suite_name}",
+    },
     "an unknown section": {"exploit": {"a": 1}},
     "a control character": {"suite_name": "a\x1b[31m"},
     "a path as a name": {"suite_name": "../../etc"},
@@ -164,20 +268,47 @@ FILES = {
     "hydra.job.env_set": "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: evil.so}}}\n",
     "oc.env": "# @package _global_\nsuite_name: ${oc.env:HOME}\n",
     "a YAML tag": "# @package _global_\nsuite_name: !!python/object/apply:os.system [touch x]\n",
-    "aliases a billion": "a: &a [x,x,x,x,x,x,x,x,x]\n"
-    + "".join(f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    "aliases a billion": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(
+            f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n"
+            for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        )
+    ),
     "two megabytes": "# @package _global_\nsuite_name: " + "x" * 2_000_000 + "\n",
     "nested deep": "# @package _global_\nsuite_name: " + "[" * 5000 + "]" * 5000 + "\n",
 }
 
 
 def configuration_inputs() -> list[MaliciousInput]:
-    found = [MaliciousInput("configuration", name, f"build {name}", ("ConfigError",)) for name in TREES]
+    found = [
+        MaliciousInput("configuration", name, f"build {name}", ("ConfigError",)) for name in TREES
+    ]
     for name, words in COMMANDS.items():
-        found.append(MaliciousInput("command line", name, "command", ("exit 2",), words=("train", *words, "run_dir={outside}/new", "--cfg", "job")))
+        found.append(
+            MaliciousInput(
+                "command line",
+                name,
+                "command",
+                ("exit 2",),
+                words=("train", *words, "run_dir={outside}/new", "--cfg", "job"),
+            )
+        )
     for name, text in FILES.items():
-        words = ("train", "--config-dir", "{run}/conf", "+suite=evil", "run_dir={outside}/new", "--cfg", "job")
-        found.append(MaliciousInput("--config-dir", name, "command", ("exit 2",), partial(_file, text), words))
+        words = (
+            "train",
+            "--config-dir",
+            "{run}/conf",
+            "+suite=evil",
+            "run_dir={outside}/new",
+            "--cfg",
+            "job",
+        )
+        found.append(
+            MaliciousInput(
+                "--config-dir", name, "command", ("exit 2",), partial(_file, text), words
+            )
+        )
     return found
 
 
@@ -190,7 +321,14 @@ def _file(text: str, fixture: RunFixture) -> None:
 @cache
 def all_inputs() -> dict[str, MaliciousInput]:
     """By key, in a fixed order."""
-    made = [*pickles.inputs(), *contents.json_inputs(), *contents.name_inputs(), *contents.header_inputs(), *file_inputs(), *configuration_inputs()]
+    made = [
+        *pickles.inputs(),
+        *contents.json_inputs(),
+        *contents.name_inputs(),
+        *contents.header_inputs(),
+        *file_inputs(),
+        *configuration_inputs(),
+    ]
     found = {one.key: one for one in made}
     if len(found) != len(made):
         raise ValueError("two hostile inputs have the same name")

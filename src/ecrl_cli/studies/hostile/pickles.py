@@ -1,4 +1,6 @@
-"""Files that run code when unpickled, in every place where a checkpoint could hold one; and the control that unpickles them."""
+"""Files that run code when unpickled, in every place where a checkpoint could hold one; and the
+control that unpickles them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from ecrl_cli.studies.frame.store_fixture import part_entry, sealed, sha256
 from ecrl_cli.studies.hostile.store_fixture import MaliciousInput, RunFixture
 from ecrl_cli.supervision.launch.child_environment import child_environment
 
-_MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."  # start of torch's oldest format
+# start of torch's oldest format
+_MAGIC, _PROTOCOL = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02M\xe9\x03."
 
 
 def payloads(canary: Path) -> dict[str, bytes]:
@@ -31,10 +34,27 @@ def payloads(canary: Path) -> dict[str, bytes]:
         "reduce": reduce,
         "inst": b"(V" + path + b"\nVw\nibuiltins\nopen\n.",
         "obj": b"(cbuiltins\nopen\nV" + path + b"\nVw\no.",
-        "stack global": b"\x80\x04" + _short("builtins") + _short("open") + b"\x93(" + b"V" + path + b"\nVw\nt" + b"R.",
+        "stack global": (
+            b"\x80\x04"
+            + _short("builtins")
+            + _short("open")
+            + b"\x93("
+            + b"V"
+            + path
+            + b"\nVw\nt"
+            + b"R."
+        ),
         "memo": b"\x80\x02cbuiltins\nopen\nq\x01h\x01(V" + path + b"\nVw\ntR0N.",
         "system": b"cos\nsystem\n(Vtouch " + quoted + b"\ntR.",
-        "dotted": b"\x80\x04" + _short("pathlib") + _short("Path.touch") + b"\x93(" + b"cpathlib\nPosixPath\n(V" + path + b"\ntRtR.",
+        "dotted": (
+            b"\x80\x04"
+            + _short("pathlib")
+            + _short("Path.touch")
+            + b"\x93("
+            + b"cpathlib\nPosixPath\n(V"
+            + path
+            + b"\ntRtR."
+        ),
         "torch zip": _zip(reduce),
         "torch legacy": _MAGIC + _PROTOCOL + reduce,
         "torch tar": _tar(reduce),
@@ -66,12 +86,34 @@ def _tar(data: bytes) -> bytes:
 def inputs() -> list[MaliciousInput]:
     found = []
     for name in payloads(Path("x")):
-        found.append(MaliciousInput("pickle as a part", name, "guard", ("parts", "hash"), partial(_in_place, name)))
-        found.append(MaliciousInput("pickle, all hashes agree", name, "guard", ("schema",), partial(_forged, name)))
-    found.append(MaliciousInput("pickle beside", "a .pt in a checkpoint's folder", "guard", ("parts",), _dropped))
-    found.append(MaliciousInput("pickle beside", "a .pt as a checkpoint", "newest", ("commit",), _alone))
+        found.append(
+            MaliciousInput(
+                "pickle as a part", name, "guard", ("parts", "hash"), partial(_in_place, name)
+            )
+        )
+        found.append(
+            MaliciousInput(
+                "pickle, all hashes agree", name, "guard", ("schema",), partial(_forged, name)
+            )
+        )
+    found.append(
+        MaliciousInput(
+            "pickle beside", "a .pt in a checkpoint's folder", "guard", ("parts",), _dropped
+        )
+    )
+    found.append(
+        MaliciousInput("pickle beside", "a .pt as a checkpoint", "newest", ("commit",), _alone)
+    )
     for name in ("reduce", "torch zip", "torch legacy"):
-        found.append(MaliciousInput("format torch, all hashes agree", name, "load", ("StorageError",), partial(_committed, name)))
+        found.append(
+            MaliciousInput(
+                "format torch, all hashes agree",
+                name,
+                "load",
+                ("StorageError",),
+                partial(_committed, name),
+            )
+        )
     return found
 
 
@@ -96,7 +138,9 @@ def _alone(fixture: RunFixture) -> None:
 
 
 def _committed(name: str, fixture: RunFixture) -> None:
-    """A single file with format=torch, validly committed, so that only the restricted unpickler prevents its code from running."""
+    """A single file with format=torch, validly committed, so that only the restricted unpickler
+    prevents its code from running.
+    """
     data = _payload(name, fixture)
     target, sidecar = fixture.single.with_suffix(".pt"), fixture.single.with_suffix(".json")
     target.write_bytes(data)
@@ -105,7 +149,9 @@ def _committed(name: str, fixture: RunFixture) -> None:
     parts = document["manifest"]["parts"]
     entry = parts.pop(fixture.single.name)
     parts[target.name] = entry | part_entry(target.name, data, entry["tensors"])
-    commit = sealed(document["commit"], manifest_sha256=sha256(canonical_json(document["manifest"])))
+    commit = sealed(
+        document["commit"], manifest_sha256=sha256(canonical_json(document["manifest"]))
+    )
     sidecar.write_bytes(canonical_json(document | {"commit": commit}))
 
 
@@ -129,5 +175,10 @@ def run_control(folder: Path) -> dict[str, Any]:
         files.append(folder / f"payload-{number}.pt")
         files[-1].write_bytes(payloads(canaries[name])[name])
     command = [sys.executable, "-c", _SCRIPT, *map(str, files)]
-    subprocess.run(command, capture_output=True, timeout=CONTROL_S, env=child_environment(None, 1), check=False)
-    return {"ran": [name for name, canary in canaries.items() if canary.exists()], "of": list(canaries)}
+    subprocess.run(
+        command, capture_output=True, timeout=CONTROL_S, env=child_environment(None, 1), check=False
+    )
+    return {
+        "ran": [name for name, canary in canaries.items() if canary.exists()],
+        "of": list(canaries),
+    }

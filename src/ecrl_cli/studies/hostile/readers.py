@@ -1,6 +1,8 @@
-"""The readers of the attacked run: integrity check, recovery, readers of records, configuration, and commands; each in a process certain to end.
+"""The readers of the attacked run: integrity check, recovery, readers of records, configuration,
+and commands; each in a process certain to end.
 
-`python -m ecrl_cli.studies.hostile.readers PATH` loads a checkpoint as a rank does, and prints the reason of a rejection.
+`python -m ecrl_cli.studies.hostile.readers PATH` loads a checkpoint as a rank does, and prints the
+reason of a rejection.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ from ecrl_cli.studies.hostile.store_fixture import STEPS, MaliciousInput, RunFix
 from ecrl_cli.supervision.launch.child_environment import child_environment
 from ecrl_cli.supervision.run_lock import run_lock
 
-ROOM = 2 * 2**30  # bytes of address space beyond the current use, so that a decompression bomb cannot exhaust the machine
+# bytes of address space beyond the current use, so that a decompression bomb cannot exhaust the
+# machine
+ROOM = 2 * 2**30
 
 
 def isolated(act: Callable[[], dict[str, Any]], seconds: float, room: int = ROOM) -> dict[str, Any]:
-    """The result of `act` in a forked child; outcome `hung` if it takes longer than `seconds`, `untyped` if it dies.
+    """The result of `act` in a forked child; outcome `hung` if it takes longer than `seconds`,
+    `untyped` if it dies.
 
-    `room`: additional bytes it may allocate (0: unlimited, for programs with libraries of their own).
+    `room`: additional bytes it may allocate (0: unlimited, for programs with libraries of their
+    own).
     """
 
     def limited() -> dict[str, Any]:
@@ -48,7 +54,11 @@ def isolated(act: Callable[[], dict[str, Any]], seconds: float, room: int = ROOM
 
     found, end = forked(limited, seconds)
     if end:
-        outcome, reason = ("hung", f"no answer within {seconds:g} s") if end == "hung" else ("untyped", "the process died")
+        outcome, reason = (
+            ("hung", f"no answer within {seconds:g} s")
+            if end == "hung"
+            else ("untyped", "the process died")
+        )
         return {"outcome": outcome, "by": "nobody", "reason": reason}
     answer: dict[str, Any] = found
     return answer
@@ -60,7 +70,9 @@ PROGRAMS = ("load", "command")  # readers that are separate programs, as they im
 
 @dataclass(frozen=True)
 class Seen:
-    """`outcome`: detected, silent_wrong (accepted), untyped or hung. `by`: what rejected it, `reason`: its message."""
+    """`outcome`: detected, silent_wrong (accepted), untyped or hung. `by`: what rejected it,
+    `reason`: its message.
+    """
 
     outcome: str
     by: str
@@ -81,11 +93,20 @@ def read_input(hostile: MaliciousInput, fixture: RunFixture) -> Seen:
 
 
 def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
-    watched = InterleavingFs(PosixFs(), hostile.at, lambda: hostile.during(fixture) if hostile.during else None)
-    report = verify_checkpoint(fixture.single if what == "single" else fixture.group, GUARD, watched)
-    if report.ok and hostile.during:  # it was valid when read; changes since then are for the next reader
+    watched = InterleavingFs(
+        PosixFs(), hostile.at, lambda: hostile.during(fixture) if hostile.during else None
+    )
+    report = verify_checkpoint(
+        fixture.single if what == "single" else fixture.group, GUARD, watched
+    )
+    # it was valid when read; changes since then are for the next reader
+    if report.ok and hostile.during:
         return Seen("detected", "nothing was wrong yet")
-    return Seen("silent_wrong", "nobody") if report.ok else Seen("detected", report.layer, report.reason)
+    return (
+        Seen("silent_wrong", "nobody")
+        if report.ok
+        else Seen("detected", report.layer, report.reason)
+    )
 
 
 def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
@@ -94,7 +115,11 @@ def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
         store.claim(1)
         choice = store.newest_valid()
     if choice.report is None or choice.report.global_step != STEPS[-1]:
-        return Seen("silent_wrong", "nobody", f"chose {choice.report.global_step if choice.report else None}")
+        return Seen(
+            "silent_wrong",
+            "nobody",
+            f"chose {choice.report.global_step if choice.report else None}",
+        )
     if not choice.rejected:
         return Seen("detected", "passed over")
     return Seen("detected", choice.rejected[0].layer, choice.rejected[0].reason)
@@ -112,7 +137,11 @@ def _records(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     if target in reasons:
         return Seen("detected", target, reasons[target][:200])
     folder_gone = not found.attempts and target.startswith("logs/")
-    return Seen("detected", target, "no log of the attempt") if folder_gone else Seen("silent_wrong", "nobody", str(sorted(reasons))[:200])
+    return (
+        Seen("detected", target, "no log of the attempt")
+        if folder_gone
+        else Seen("silent_wrong", "nobody", str(sorted(reasons))[:200])
+    )
 
 
 def _sweep(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
@@ -132,16 +161,23 @@ def _build(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
 
 def _load(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     """The only reader that uses torch, as a separate program."""
-    return _program(["-m", "ecrl_cli.studies.hostile.readers", str(fixture.single.with_suffix(".pt"))], fixture)
+    return _program(
+        ["-m", "ecrl_cli.studies.hostile.readers", str(fixture.single.with_suffix(".pt"))], fixture
+    )
 
 
 def _command(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
-    words = [word.replace("{run}", str(fixture.root)).replace("{outside}", str(fixture.outside)) for word in hostile.words]
+    words = [
+        word.replace("{run}", str(fixture.root)).replace("{outside}", str(fixture.outside))
+        for word in hostile.words
+    ]
     return _program(["-m", "ecrl_cli.cli.main", *words], fixture)
 
 
 def _program(words: list[str], fixture: RunFixture) -> Seen:
-    """Run Python with `words`; a rejection is one line on stderr, or a verdict, and an exit code."""
+    """Run Python with `words`; a rejection is one line on stderr, or a verdict, and an exit
+    code.
+    """
     environment = child_environment(None, 1)
     try:
         ended = subprocess.run(
@@ -161,7 +197,9 @@ def _program(words: list[str], fixture: RunFixture) -> Seen:
     said = (ended.stderr.strip() or ended.stdout.strip())[:200]
     if ended.returncode == 0:
         return Seen("silent_wrong", "nobody", said)
-    kind = next((word for word in ("StorageError",) if said.startswith(word)), f"exit {ended.returncode}")
+    kind = next(
+        (word for word in ("StorageError",) if said.startswith(word)), f"exit {ended.returncode}"
+    )
     return Seen("detected", kind, said)
 
 
@@ -178,7 +216,9 @@ _LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], Seen]] = {
 
 
 def measured(hostile: MaliciousInput, fixture: RunFixture) -> dict[str, Any]:
-    """As `read_input`, with its cost to this process: growth of resident memory, bytes and calls of reading (for a program: its peak memory)."""
+    """As `read_input`, with its cost to this process: growth of resident memory, bytes and calls of
+    reading (for a program: its peak memory).
+    """
     process = psutil.Process()
     resident = process.memory_info().rss
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
@@ -187,18 +227,29 @@ def measured(hostile: MaliciousInput, fixture: RunFixture) -> dict[str, Any]:
     after = process.io_counters()
     grown = max(0, _peak() - resident)
     programs = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    cost = {"grown": grown, "read": after.read_chars - before.read_chars, "calls": after.read_count - before.read_count, "program": programs}
+    cost = {
+        "grown": grown,
+        "read": after.read_chars - before.read_chars,
+        "calls": after.read_count - before.read_count,
+        "program": programs,
+    }
     return {"outcome": seen.outcome, "by": seen.by, "reason": seen.reason, **cost}
 
 
 def _peak() -> int:
     """The most resident memory since `clear_refs`, in bytes; psutil has no such value."""
-    line = next(line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith("VmHWM:")
+    )
     return int(line.split()[1]) * 1024
 
 
 def load_as_a_rank(path: str) -> int:
-    """The exit code. The only code of the study, beside its control, that imports torch: in a program of its own."""
+    """The exit code. The only code of the study, beside its control, that imports torch: in a
+    program of its own.
+    """
     from ecrl_cli.checkpoint.capture.loading import load_checkpoint
 
     try:

@@ -1,4 +1,6 @@
-"""The attacked run: a store with two committed checkpoints, and functions that rewrite one with all hashes updated; and what a malicious input is."""
+"""The attacked run: a store with two committed checkpoints, and functions that rewrite one with all
+hashes updated; and what a malicious input is.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,32 @@ from ecrl_cli.records.events import SCHEMA_VERSION, SupervisorRecord, Supervisor
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import write_run_config
 from ecrl_cli.storage.files import write_json
-from ecrl_cli.studies.frame.store_fixture import GUARD, Payload, forge, put_manifest, put_socket, put_zero_device
+from ecrl_cli.studies.frame.store_fixture import (
+    GUARD,
+    Payload,
+    forge,
+    put_manifest,
+    put_socket,
+    put_zero_device,
+)
 
 STEPS = (10, 20)
 MODEL_BYTES = 4096
 Act = Callable[["RunFixture"], None]
 RECORDS = (
     *("config.json", "supervisor.json", "failures.json", "dataset.json", "fired/000.json"),
-    *(f"logs/attempt-00/{name}" for name in ("launch.json", "final.json", "rank0.jsonl", "checkpoint_rank0.jsonl")),
+    *(
+        f"logs/attempt-00/{name}"
+        for name in ("launch.json", "final.json", "rank0.jsonl", "checkpoint_rank0.jsonl")
+    ),
 )
 
 
 @dataclass(frozen=True)
 class RunFixture:
-    """`root`: the run directory. `outside`: a folder beside it that must not be read. `canary`: a file that must never be created."""
+    """`root`: the run directory. `outside`: a folder beside it that must not be read. `canary`: a
+    file that must never be created.
+    """
 
     root: Path
     outside: Path
@@ -101,7 +115,14 @@ class FixtureTemplate:
 def _records(run: RunLayout) -> None:
     """The documents of a run that has just started."""
     write_run_config(run, build({}))
-    write_json(run.supervisor, encode(SupervisorRecord(SCHEMA_VERSION, RUN_ID, 9, "running", 0, (), (SupervisorSession(1.0, 1.0, "boot"),))))
+    write_json(
+        run.supervisor,
+        encode(
+            SupervisorRecord(
+                SCHEMA_VERSION, RUN_ID, 9, "running", 0, (), (SupervisorSession(1.0, 1.0, "boot"),)
+            )
+        ),
+    )
     write_json(run.failures, [])
     run.fired.mkdir()
     folder = run.attempt(0).folder
@@ -146,11 +167,11 @@ def made_into(kind: str, file: str) -> Act:
 
 @dataclass(frozen=True)
 class MaliciousInput:
-    """`look`: which of the `readers` reads the fixture afterwards. `refusers`: what may reject it: layers of the integrity check, or names of
-    errors.
+    """`look`: which of the `readers` reads the fixture afterwards. `refusers`: what may reject it:
+    layers of the integrity check, or names of errors.
 
-    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the fixture's folders. `during`: what the attacker does
-    before the reader's call number `at`.
+    `words`: the command line, if a command reads it; `{run}` and `{outside}` stand for the
+    fixture's folders. `during`: what the attacker does before the reader's call number `at`.
     """
 
     group: str

@@ -1,4 +1,6 @@
-"""Malicious inputs must be rejected by name, in few calls, without being read whole, and none of their code may run."""
+"""Malicious inputs must be rejected by name, in few calls, without being read whole, and none of
+their code may run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import none_of
 from ecrl_cli.studies.frame.result import Column, Table
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Skip, Study, StudyContext, Trial, needs
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Results,
+    Skip,
+    Study,
+    StudyContext,
+    Trial,
+    needs,
+)
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
@@ -23,7 +34,8 @@ from ecrl_cli.studies.hostile.store_fixture import FixtureTemplate, RunFixture
 
 INPUTS = 120  # minimum number
 GROWTH = 64 * 2**20  # bytes of memory beyond the size of the input
-READ = 64 * 2**20  # bytes read beyond twice the size of the input: size limits of the records, and Python's own files
+# bytes read beyond twice the size of the input: size limits of the records, and Python's own files
+READ = 64 * 2**20
 
 
 def _skips(context: StudyContext) -> Iterator[Skip]:
@@ -35,7 +47,10 @@ def _input_trials(context: StudyContext) -> Iterator[Trial]:
     torch = not lacking("torch")
     for key, one in list(all_inputs().items())[:: context.keys.every]:
         if one.look != "load" or torch:
-            yield Trial(f"input/{key}", {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]})
+            yield Trial(
+                f"input/{key}",
+                {"arm": "input", "input": key, "group": one.group, "look": one.look.split()[0]},
+            )
 
 
 def _template(context: StudyContext) -> FixtureTemplate:
@@ -54,7 +69,12 @@ def _try(context: StudyContext, trial: Trial) -> dict[str, Any]:
         found = isolated(lambda: measured(hostile, fixture), seconds, 0 if alone else ROOM)
         expected = found["by"] in hostile.refusers
         escaped = sorted(set(_names(fixture)) ^ set(before)) if not hostile.during else []
-        return found | {"payload": payload, "expected": expected, "canary": fixture.canary.exists(), "escaped": escaped}
+        return found | {
+            "payload": payload,
+            "expected": expected,
+            "canary": fixture.canary.exists(),
+            "escaped": escaped,
+        }
 
 
 def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -62,7 +82,10 @@ def _control(context: StudyContext, trial: Trial) -> dict[str, Any]:
 
 
 def _audit(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    return _in_folder(context.scratch / "audit", lambda folder: audit.run(folder, context.seed, context.keys.every))
+    return _in_folder(
+        context.scratch / "audit",
+        lambda folder: audit.run(folder, context.seed, context.keys.every),
+    )
 
 
 def _in_folder(folder: Path, run: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -93,10 +116,18 @@ def _ended(outcome: str) -> Callable[[Record], bool]:
 
 
 def _by(group: Group) -> str:
-    return ", ".join(f"{name} {times}" for name, times in Counter(record.found["by"] for record in group).most_common())
+    return ", ".join(
+        f"{name} {times}"
+        for name, times in Counter(record.found["by"] for record in group).most_common()
+    )
 
 
-_WORDS = {"detected": "refused", "silent_wrong": "taken for good", "untyped": "untyped error", "hung": "hung"}
+_WORDS = {
+    "detected": "refused",
+    "silent_wrong": "taken for good",
+    "untyped": "untyped error",
+    "hung": "hung",
+}
 
 _TABLES = (
     TableSpec(
@@ -124,58 +155,109 @@ _TABLES = (
             most("calls", "most read calls"),
             most("payload", "largest that was looked at", "bytes"),
         ),
-        note="Of looks within a process; a program of its own (ecrl, torch) is watched for its end and its answer only.",
+        note=(
+            "Of looks within a process; a program of its own (ecrl, torch) is watched for its end"
+            " and its answer only."
+        ),
         where=_measured,
     ),
 )
 
 
 def _control_table(results: Results) -> Table:
-    columns = (Column("payload", "payload"), Column("ran", "ran under torch.load(weights_only=False)"))
-    rows = tuple({"payload": name, "ran": "yes" if name in r.found["ran"] else "no"} for r in results.of("control") for name in r.found["of"])
+    columns = (
+        Column("payload", "payload"),
+        Column("ran", "ran under torch.load(weights_only=False)"),
+    )
+    rows = tuple(
+        {"payload": name, "ran": "yes" if name in r.found["ran"] else "no"}
+        for r in results.of("control")
+        for name in r.found["of"]
+    )
     return Table("control", "The same payloads, unpickled without restriction", columns, rows)
 
 
 def _enough(results: Results) -> Iterator[Gate]:
     tried = len(results.of("input"))
-    yield Gate("inputs", tried >= INPUTS or results.keys.every > 1, f"{tried} hostile inputs, {INPUTS} at least")
+    yield Gate(
+        "inputs",
+        tried >= INPUTS or results.keys.every > 1,
+        f"{tried} hostile inputs, {INPUTS} at least",
+    )
 
 
 def _controls(results: Results) -> Iterator[Gate]:
     """Gates on the controls: each payload ran."""
     for found in (record.found for record in results.of("control")):
-        message = f"{len(found['ran'])} of {len(found['of'])} payloads ran under torch.load without restriction: else the canary would be blind"
+        message = (
+            f"{len(found['ran'])} of {len(found['of'])} payloads ran under torch.load without"
+            " restriction: else the canary would be blind"
+        )
         yield Gate("control", len(found["ran"]) == len(found["of"]) > 0, message)
     for found in (record.found for record in results.of("audit")):
-        message = f"{plural(len(found['outside']), 'file')} outside the run touched in {found['looks']} looks ({found['opened']} opened inside)"
+        message = (
+            f"{plural(len(found['outside']), 'file')} outside the run touched in {found['looks']}"
+            f" looks ({found['opened']} opened inside)"
+        )
         message += f": {found['outside'][0]}" if found["outside"] else ""
-        yield Gate("audit", not found["outside"] and found["looks"] > 0 and found["opened"] > 0, message)
+        yield Gate(
+            "audit", not found["outside"] and found["looks"] > 0 and found["opened"] > 0, message
+        )
 
 
 def _notes(results: Results) -> Iterator[str]:
-    yield f"{len(results.of('input'))} prepared inputs; they show that these are refused, not that no other input exists."
-    yield "The adversary may write the run directory, not the configuration, the code or the key, and has not the user's own uid while a run goes on."
-    yield "Whoever rewrites part, manifest, commit and chain alike is not seen without checkpoint.hmac_key_file."
+    yield (
+        f"{len(results.of('input'))} prepared inputs; they show that these are refused, not that no"
+        " other input exists."
+    )
+    yield (
+        "The adversary may write the run directory, not the configuration, the code or the key, and"
+        " has not the user's own uid while a run goes on."
+    )
+    yield (
+        "Whoever rewrites part, manifest, commit and chain alike is not seen without"
+        " checkpoint.hmac_key_file."
+    )
     if not results.of("audit"):
         yield "Which files are opened was not audited here (no strace)."
 
 
 STUDY = Study(
     keys=Hostile,
-    description="Checkpoints and records prepared by an adversary: refused by name, in few calls, and nothing of them is ever run.",
+    description=(
+        "Checkpoints and records prepared by an adversary: refused by name, in few calls, and"
+        " nothing of them is ever run."
+    ),
     arms=(
         Arm("input", _input_trials, _try),
-        Arm("control", lambda context: [Trial("control", {"arm": "control"})], _control, missing=needs("torch")),
-        Arm("audit", lambda context: [Trial("audit", {"arm": "audit"})], _audit, missing=needs("strace")),
+        Arm(
+            "control",
+            lambda context: [Trial("control", {"arm": "control"})],
+            _control,
+            missing=needs("torch"),
+        ),
+        Arm(
+            "audit",
+            lambda context: [Trial("audit", {"arm": "audit"})],
+            _audit,
+            missing=needs("strace"),
+        ),
     ),
     tables=(*_TABLES, _control_table),
     gates=(
         _enough,
         none_of("executed", "input", lambda r: r.found["canary"], "ran code"),
-        none_of("untyped", "input", _ended("untyped"), "ended in an error that nobody raised on purpose"),
+        none_of(
+            "untyped", "input", _ended("untyped"), "ended in an error that nobody raised on purpose"
+        ),
         none_of("hung", "input", _ended("hung"), "did not come to an end"),
         none_of("accepted", "input", _ended("silent_wrong"), "were taken for good"),
-        none_of("named", "input", lambda r: not r.found["expected"], "were refused by another layer than the one that is to name them"),
+        none_of(
+            "named",
+            "input",
+            lambda r: not r.found["expected"],
+            "were refused by another layer than the one that is to name them",
+        ),
         none_of("escaped", "input", lambda r: r.found["escaped"], "left something outside the run"),
         none_of(
             "memory",
@@ -184,7 +266,13 @@ STUDY = Study(
             "took more memory than 64 MiB and what they hold",
             _measured,
         ),
-        none_of("read", "input", lambda r: r.found["read"] > READ + 2 * r.found["payload"], "were read further than the caps", _measured),
+        none_of(
+            "read",
+            "input",
+            lambda r: r.found["read"] > READ + 2 * r.found["payload"],
+            "were read further than the caps",
+            _measured,
+        ),
         _controls,
     ),
     notes=_notes,

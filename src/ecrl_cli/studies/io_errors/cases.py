@@ -1,4 +1,6 @@
-"""Fails one file call of an operation on an in-memory store, and checks every invariant afterwards."""
+"""Fails one file call of an operation on an in-memory store, and checks every invariant
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ from ecrl_cli.studies.io_errors.operations import (
 
 LIMIT = 3000  # calls per operation, far above any correct one
 CALLS = 400  # an operation with a call of this number counts as endless
-_UNDOING = ("unlink", "rmdir", "list")  # if these, or the rename into the trash, fail, space cannot be freed
-_PASSING = ("EINTR", "EMFILE", "ENOMEM")  # errors that say nothing about the file and so do not rule it out
+# if these, or the rename into the trash, fail, space cannot be freed
+_UNDOING = ("unlink", "rmdir", "list")
+# errors that say nothing about the file and so do not rule it out
+_PASSING = ("EINTR", "EMFILE", "ENOMEM")
 
 Seen = dict[object, list[str]]
 # Wraps the failing disk below the store: a planted bug.
@@ -41,8 +45,10 @@ Wrapper = Callable[[Fs], Fs]
 
 @dataclass
 class Counts:
-    """Results of one trial's cases. `errors`: typed ones; `successes`: legal ones; `stepped_back`: successes in which recovery skipped, and
-    reported, a checkpoint that the disk refused to read. `first`: the first violation."""
+    """Results of one trial's cases. `errors`: typed ones; `successes`: legal ones; `stepped_back`:
+    successes in which recovery skipped, and reported, a checkpoint that the disk refused to read.
+    `first`: the first violation.
+    """
 
     cases: int = 0
     errors: int = 0
@@ -54,7 +60,9 @@ class Counts:
 
 @dataclass
 class After:
-    """The disk after an operation, and the operation's result. `gave`: its return value, 0 after an error."""
+    """The disk after an operation, and the operation's result. `gave`: its return value, 0 after an
+    error.
+    """
 
     cell: StoreSetup
     operation: Operation
@@ -75,14 +83,23 @@ class After:
 
     @property
     def excused(self) -> tuple[bool, bool]:
-        """Whether the fault hit a call that frees space, or one that tells whether a final name still belongs to this attempt."""
+        """Whether the fault hit a call that frees space, or one that tells whether a final name
+        still belongs to this attempt.
+        """
         injected = self.fs.injected
-        stuck = any(s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX)) for s in injected)
+        stuck = any(
+            s.call in _UNDOING or (s.call == "rename" and s.path.name.startswith(TRASH_PREFIX))
+            for s in injected
+        )
         return stuck, any(s.path in (CHECKPOINTS, CHECKPOINTS / LEASE) for s in injected)
 
 
-def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None) -> Counts:
-    """Fail the first call, then the second, and so on until the operation completes without a fault. With `wrap`, up to the first violation."""
+def run_cases(
+    operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None
+) -> Counts:
+    """Fail the first call, then the second, and so on until the operation completes without a
+    fault. With `wrap`, up to the first violation.
+    """
     counts = Counts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
@@ -90,17 +107,26 @@ def run_cases(operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: 
         counts.cases += injected
         if wrong:
             counts.violations += 1
-            counts.first = counts.first or f"call {at} ({after.fs.injected[0].call if injected else 'none failed'}): {plain('; '.join(wrong[:2]))}"
+            counts.first = (
+                counts.first
+                or f"call {at} ({after.fs.injected[0].call if injected else 'none failed'}): {plain('; '.join(wrong[:2]))}"
+            )
         elif injected:
             counts.errors += after.error is not None
             counts.successes += after.error is None
             counts.stepped_back += after.stepped_back
         if not injected or (wrong and wrap is not None):
             return counts
-    return replace(counts, violations=counts.violations + 1, first=counts.first or f"hung: calls still fail at call {CALLS}")
+    return replace(
+        counts,
+        violations=counts.violations + 1,
+        first=counts.first or f"hung: calls still fail at call {CALLS}",
+    )
 
 
-def run_case(operation: Operation, cell: StoreSetup, fault: Fault, wrap: Wrapper | None = None) -> After:
+def run_case(
+    operation: Operation, cell: StoreSetup, fault: Fault, wrap: Wrapper | None = None
+) -> After:
     disk = ModelFs(MOUNT, beginning(operation.name, cell))
     fs = FaultyFs(disk, LIMIT)
     store = store_on(wrap(fs) if wrap else fs, cell)
@@ -119,15 +145,27 @@ def judge(after: After, seen: Seen) -> list[str]:
     """Every broken promise, in words."""
     wrong = list(_said(after))
     if after.fs.open_files:
-        wrong.append(f"{len(after.fs.open_files)} descriptors stay open, the first of {next(iter(after.fs.open_files.values())).name}")
-    known = (after.cell, after.operation.name, after.acknowledged, after.error is None, after.excused, signature(after.disk))
+        wrong.append(
+            f"{len(after.fs.open_files)} descriptors stay open, the first of"
+            f" {next(iter(after.fs.open_files.values())).name}"
+        )
+    known = (
+        after.cell,
+        after.operation.name,
+        after.acknowledged,
+        after.error is None,
+        after.excused,
+        signature(after.disk),
+    )
     if known not in seen:  # most cases end in a disk state that was judged before
         seen[known] = [*_left_behind(after), *_on_a_healthy_disk(after)]
     return wrong + seen[known]
 
 
 def _said(after: After) -> Iterator[str]:
-    """The error must name the call and the errno; nothing may be acknowledged if a sync, or the close of a written file, failed."""
+    """The error must name the call and the errno; nothing may be acknowledged if a sync, or the
+    close of a written file, failed.
+    """
     error, injected = after.error, after.fs.injected
     if isinstance(error, TooManyCalls):
         yield f"hung: {error}"
@@ -138,11 +176,21 @@ def _said(after: After) -> Iterator[str]:
     if error is not None and not injected:
         yield f"fails untouched: {error}"
     if after.gave and after.operation.saves:
-        hit = next((s for s in injected if s.call in ("fsync", "fsyncdir") or (s.call == "close" and s.written)), None)
+        hit = next(
+            (
+                s
+                for s in injected
+                if s.call in ("fsync", "fsyncdir") or (s.call == "close" and s.written)
+            ),
+            None,
+        )
         if hit is not None:
             yield f"acknowledged after a failed {hit.call} of {hit.path.name}"
     if after.stepped_back and after.fault.kind in _PASSING:
-        yield f"lost_ack: {after.fault.kind} makes recovery pass over step {after.acknowledged} and give {after.gave}"
+        yield (
+            f"lost_ack: {after.fault.kind} makes recovery pass over step {after.acknowledged} and"
+            f" give {after.gave}"
+        )
 
 
 def _misnamed(after: After, error: StorageError) -> Iterator[str]:
@@ -153,7 +201,9 @@ def _misnamed(after: After, error: StorageError) -> Iterator[str]:
 
 
 def _left_behind(after: After) -> Iterator[str]:
-    """Leftover stages, trash and temporary files; a partial checkpoint under its final name. Excused if their removal failed."""
+    """Leftover stages, trash and temporary files; a partial checkpoint under its final name.
+    Excused if their removal failed.
+    """
     stuck, unsure = after.excused
     if stuck or (after.operation.stale and after.error is not None):
         return
@@ -167,7 +217,9 @@ def _left_behind(after: After) -> Iterator[str]:
 
 
 def _on_a_healthy_disk(after: After) -> Iterator[str]:
-    """Recovery must return exactly the last acknowledged step or a later one, what counts must be whole, and the next attempt must save."""
+    """Recovery must return exactly the last acknowledged step or a later one, what counts must be
+    whole, and the next attempt must save.
+    """
     store = store_on(after.disk, after.cell)
     try:
         yield from _recovered(store, after)
@@ -182,12 +234,23 @@ def _recovered(store: CheckpointStore, after: After) -> Iterator[str]:
     choice = store.newest_valid().report
     found = choice.global_step or 0 if choice else 0
     if found < after.acknowledged:
-        yield f"{'lost_ack' if found else 'lost_all'}: step {after.acknowledged} was acknowledged, step {found} is found"
+        yield (
+            f"{'lost_ack' if found else 'lost_all'}: step {after.acknowledged} was acknowledged,"
+            f" step {found} is found"
+        )
     for entry in store.entries():
         report = store.verify(entry.path)
-        if report.ok and report.manifest and components(report.manifest) != PAYLOAD.content(after.cell.layout, entry.global_step):
+        if (
+            report.ok
+            and report.manifest
+            and components(report.manifest) != PAYLOAD.content(after.cell.layout, entry.global_step)
+        ):
             yield f"silent_wrong: step {entry.global_step} holds another state"
-    whole = [step for step in after.operation.intact if store.verify(store.root / after.cell.name(step)).ok]
+    whole = [
+        step
+        for step in after.operation.intact
+        if store.verify(store.root / after.cell.name(step)).ok
+    ]
     if len(whole) < len(after.operation.intact):
         yield f"of the steps {after.operation.intact} only {whole} are still whole"
 

@@ -1,7 +1,9 @@
-"""Saves onto a really full disk: a tmpfs with a given number of free pages or inodes. Needs Linux and root.
+"""Saves onto a really full disk: a tmpfs with a given number of free pages or inodes. Needs Linux
+and root.
 
-`python -m ecrl_cli.studies.io_errors.full_disk FOLDER` mounts in its own namespace, so nothing is left behind however it ends, and answers each
-line of stdin (a Room as JSON) with one line: the result.
+`python -m ecrl_cli.studies.io_errors.full_disk FOLDER` mounts in its own namespace, so nothing is
+left behind however it ends, and answers each line of stdin (a Room as JSON) with one line: the
+result.
 """
 
 from __future__ import annotations
@@ -65,14 +67,22 @@ def _attempt(folder: Path, room: Room) -> dict[str, Any]:
     store = CheckpointStore(folder / "checkpoints", store_config(room.mode))
     store.claim(0)
     store.save(payload.image(room.layout, NEWEST), 0)
-    before, descriptors, found = _used(folder), open_descriptors(), {"call": "", "errno": 0, "line": "", "untyped": ""}
+    before, descriptors, found = (
+        _used(folder),
+        open_descriptors(),
+        {"call": "", "errno": 0, "line": "", "untyped": ""},
+    )
     _mount(folder, before, room)
     acknowledged = NEWEST
     try:
         store.save(payload.image(room.layout, NEXT), 0)
         acknowledged = NEXT
     except StorageError as error:
-        found |= {"call": error.key, "errno": error.errno, "line": plain(error.line().replace(str(folder), ""))}
+        found |= {
+            "call": error.key,
+            "errno": error.errno,
+            "line": plain(error.line().replace(str(folder), "")),
+        }
     except Exception as error:  # unexpected exceptions are recorded as an outcome
         found |= {"untyped": f"{type(error).__name__}: {error}"}
     leaked, after = open_descriptors() - descriptors, _used(folder)
@@ -83,7 +93,14 @@ def _attempt(folder: Path, room: Room) -> dict[str, Any]:
     again = recovered_step(store)
     store.close()
     kept = 0 if acknowledged == NEXT else after[0] - before[0]
-    return found | {"acknowledged": acknowledged, "recovered": recovered, "again": again, "leaked": leaked, "litter": len(left), "kept_pages": kept}
+    return found | {
+        "acknowledged": acknowledged,
+        "recovered": recovered,
+        "again": again,
+        "leaked": leaked,
+        "litter": len(left),
+        "kept_pages": kept,
+    }
 
 
 def _used(folder: Path) -> tuple[int, int]:
@@ -96,7 +113,9 @@ def _mount(folder: Path, used: tuple[int, int] | None = None, room: Room | None 
     """Mount the disk, or resize it if mounted, so that `room` is left beside what is `used`."""
     pages, inodes = _ROOMY // PAGE, _MANY
     if used is not None and room is not None:
-        pages, inodes = (pages, used[1] + room.left) if room.inodes else (used[0] + room.left, inodes)
+        pages, inodes = (
+            (pages, used[1] + room.left) if room.inodes else (used[0] + room.left, inodes)
+        )
     options = f"size={pages * PAGE},nr_inodes={inodes},mode=700".encode()
     flags = _MS_REMOUNT if os.path.ismount(folder) else 0
     check(LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options), str(folder))

@@ -1,4 +1,6 @@
-"""The operations whose calls are failed one by one, and the in-memory store on which each starts."""
+"""The operations whose calls are failed one by one, and the in-memory store on which each
+starts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import (
+    LATEST,
+    LATEST_OK,
+    STAGE_PREFIX,
+    TRASH_PREFIX,
+    step_name,
+)
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
@@ -44,8 +52,8 @@ class StoreSetup:
 class Operation:
     """`act` returns the step that it acknowledged (`saves`) or found (`recovers`); else 0.
 
-    `history`: steps acknowledged before. `stale`: leftovers of dead writers exist. `damaged`: the newest checkpoint is damaged. `modes`: whether
-    the write mode matters.
+    `history`: steps acknowledged before. `stale`: leftovers of dead writers exist. `damaged`: the
+    newest checkpoint is damaged. `modes`: whether the write mode matters.
     """
 
     name: str
@@ -70,8 +78,11 @@ def _save(store: CheckpointStore, cell: StoreSetup, step: int = NEXT) -> int:
 
 def _update_pointers_and_retire(store: CheckpointStore, cell: StoreSetup) -> int:
     """Update the pointers, then retire, in a process without cached verdicts."""
-    with suppress(StorageError):  # as in the store: a pointer that cannot be written does not prevent retiring
-        store.point(store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1})
+    # as in the store: a pointer that cannot be written does not prevent retiring
+    with suppress(StorageError):
+        store.point(
+            store.root / cell.name(NEXT), {"epoch": 0, "global_step": NEXT, "world_size": 1}
+        )
     store.retire()
     return 0
 
@@ -101,7 +112,9 @@ OPERATIONS = {
 
 @cache
 def beginning(operation: str, cell: StoreSetup) -> Mapping[str, Tree]:
-    """The disk before the operation: the history, the fencing token of ATTEMPT, and what the operation needs."""
+    """The disk before the operation: the history, the fencing token of ATTEMPT, and what the
+    operation needs.
+    """
     fs = ModelFs(MOUNT)
     store = CheckpointStore(CHECKPOINTS, cell.config, fs)
     store.claim(0)
@@ -114,7 +127,11 @@ def beginning(operation: str, cell: StoreSetup) -> Mapping[str, Tree]:
     assert isinstance(folder, dict)
     if OPERATIONS[operation].stale:
         litter: dict[str, Tree] = {"model.safetensors": b"half"}
-        folder |= {f"{STAGE_PREFIX}00000030.0.0a1b2c3d": litter, f"{TRASH_PREFIX}step_00000005.0a1b2c3d": dict(litter), f"{TEMPORARY}x": b""}
+        folder |= {
+            f"{STAGE_PREFIX}00000030.0.0a1b2c3d": litter,
+            f"{TRASH_PREFIX}step_00000005.0a1b2c3d": dict(litter),
+            f"{TEMPORARY}x": b"",
+        }
     if OPERATIONS[operation].damaged:
         _damage(folder, cell)
     return tree
@@ -153,7 +170,11 @@ def signature(fs: ModelFs, number: int = ROOT) -> object:
     """Equal for two disks that differ only in nonces and pointers, on which nothing depends."""
     node = fs.nodes[number]
     if isinstance(node, Folder):
-        named = ((plain(name), signature(fs, below)) for name, below in node.names.items() if name not in (LATEST, LATEST_OK))
+        named = (
+            (plain(name), signature(fs, below))
+            for name, below in node.names.items()
+            if name not in (LATEST, LATEST_OK)
+        )
         return tuple(sorted(named, key=lambda pair: pair[0]))
     return bytes(node.data) if isinstance(node, File) else node
 

@@ -1,7 +1,8 @@
-"""Failing syncs by the kernel: strace injects EIO into the K-th fsync of a real process that saves on the real file system.
+"""Failing syncs by the kernel: strace injects EIO into the K-th fsync of a real process that saves
+on the real file system.
 
-`python -m ecrl_cli.studies.io_errors.strace_faults ROOT LAYOUT MODE` is that process: it saves one checkpoint into a store that has one already,
-and prints the result.
+`python -m ecrl_cli.studies.io_errors.strace_faults ROOT LAYOUT MODE` is that process: it saves one
+checkpoint into a store that has one already, and prints the result.
 """
 
 from __future__ import annotations
@@ -21,40 +22,78 @@ from ecrl_cli.studies.frame.limits import open_descriptors
 from ecrl_cli.studies.frame.store_fixture import Payload, litter, recovered_step
 from ecrl_cli.studies.io_errors.operations import LATER, NEWEST, NEXT, StoreSetup
 
-# Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file system allows it.
+# Over a megabyte, so that parts are written as large ones: bypassing the page cache where the file
+# system allows it.
 _PAYLOAD = Payload(1, 3 * 2**20 // 2, 2**19)
 _SYNC = re.compile(r"^(?:\d+ +)?fsync\(\d+<([^>]*)>.*= (-?\d+)")
 
 
 def refused_save(folder: Path, cell: StoreSetup, at: int, sticky: bool) -> dict[str, Any]:
-    """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the resulting state of the store."""
+    """A save whose `at`-th fsync fails (with `sticky`, all later ones too), and the resulting state
+    of the store.
+    """
     root, log = folder / "checkpoints", folder / "strace.log"
     folder.mkdir()
     try:
         store = CheckpointStore(root, cell.config)
         store.claim(0)
         store.save(_PAYLOAD.image(cell.layout, NEWEST), 0)
-        said = _under_strace(root, cell, f"inject=fsync:error=EIO:when={at}{'+' if sticky else ''}", log)
+        said = _under_strace(
+            root, cell, f"inject=fsync:error=EIO:when={at}{'+' if sticky else ''}", log
+        )
         synced = _synced(log)
         left = litter(path.name for path in root.iterdir())
         recovered = recovered_step(store)
         store.save(_PAYLOAD.image(cell.layout, LATER), 0)
         state = {"recovered": recovered, "again": recovered_step(store), "litter": len(left)}
         store.close()
-        return said | state | {"refused": sum(result < 0 for _, result in synced), "retried": _retried(synced)}
+        return (
+            said
+            | state
+            | {
+                "refused": sum(result < 0 for _, result in synced),
+                "retried": _retried(synced),
+            }
+        )
     finally:
         shutil.rmtree(folder)
 
 
 def _under_strace(root: Path, cell: StoreSetup, inject: str, log: Path) -> dict[str, Any]:
-    saver = [sys.executable, "-m", "ecrl_cli.studies.io_errors.strace_faults", str(root), cell.layout, cell.mode]
-    command = ["strace", "-f", "--seccomp-bpf", "-y", "-o", str(log), "-e", "trace=fsync,fdatasync", "-e", inject, *saver]
+    saver = [
+        sys.executable,
+        "-m",
+        "ecrl_cli.studies.io_errors.strace_faults",
+        str(root),
+        cell.layout,
+        cell.mode,
+    ]
+    command = [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-y",
+        "-o",
+        str(log),
+        "-e",
+        "trace=fsync,fdatasync",
+        "-e",
+        inject,
+        *saver,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         tail = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        return {"acknowledged": 0, "call": "", "errno": 0, "line": "", "untyped": tail[:200], "leaked": 0}
+        return {
+            "acknowledged": 0,
+            "call": "",
+            "errno": 0,
+            "line": "",
+            "untyped": tail[:200],
+            "leaked": 0,
+        }
     return found
 
 
@@ -65,10 +104,14 @@ def _synced(log: Path) -> list[tuple[str, int]]:
 
 
 def _retried(synced: list[tuple[str, int]]) -> int:
-    """Number of files synced again after a failed sync; folders are excluded, as they may be synced for another name."""
+    """Number of files synced again after a failed sync; folders are excluded, as they may be synced
+    for another name.
+    """
     files = [(path, result) for path, result in synced if Path(path).suffix]
     refused = {path for path, result in files if result < 0}
-    return sum(count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused)
+    return sum(
+        count > 1 for path, count in Counter(path for path, _ in files).items() if path in refused
+    )
 
 
 def main(root: Path, cell: StoreSetup) -> dict[str, Any]:
@@ -86,4 +129,6 @@ def main(root: Path, cell: StoreSetup) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), StoreSetup(sys.argv[2], sys.argv[3]))) + "\n")
+    sys.stdout.write(
+        json.dumps(main(Path(sys.argv[1]), StoreSetup(sys.argv[2], sys.argv[3]))) + "\n"
+    )

@@ -1,7 +1,8 @@
-"""`io-errors`: the n-th file call fails, for every n until the operation completes without a fault, with every kind of fault, once and
-permanently.
+"""`io-errors`: the n-th file call fails, for every n until the operation completes without a fault,
+with every kind of fault, once and permanently.
 
-Three arms: in memory, with every call of every operation; a tmpfs that is really full; syncs failed in the kernel (strace).
+Three arms: in memory, with every call of every operation; a tmpfs that is really full; syncs failed
+in the kernel (strace).
 """
 
 from __future__ import annotations
@@ -16,12 +17,42 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, asked, needs, planted_arm
-from ecrl_cli.studies.frame.tables import TableSpec, count, fact, mutants_table, size, sums, total, value, yes
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Results,
+    Study,
+    StudyContext,
+    Trial,
+    asked,
+    needs,
+    planted_arm,
+)
+from ecrl_cli.studies.frame.tables import (
+    TableSpec,
+    count,
+    fact,
+    mutants_table,
+    size,
+    sums,
+    total,
+    value,
+    yes,
+)
 from ecrl_cli.studies.io_errors import strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
 from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
-from ecrl_cli.studies.io_errors.operations import ATTEMPT, MOUNT, NEWEST, NEXT, OPERATIONS, PAYLOAD, StoreSetup, beginning, store_on
+from ecrl_cli.studies.io_errors.operations import (
+    ATTEMPT,
+    MOUNT,
+    NEWEST,
+    NEXT,
+    OPERATIONS,
+    PAYLOAD,
+    StoreSetup,
+    beginning,
+    store_on,
+)
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
 
 ENOUGH = 5000  # cases in memory
@@ -37,15 +68,27 @@ _REAL = {
 
 
 def _cells(context: StudyContext) -> list[StoreSetup]:
-    return [StoreSetup(layout, mode) for layout in context.keys.layouts for mode in context.keys.modes]
+    return [
+        StoreSetup(layout, mode) for layout in context.keys.layouts for mode in context.keys.modes
+    ]
 
 
 def _call_trials(context: StudyContext) -> Iterator[Trial]:
     for name in context.keys.operations:
-        for cell in _cells(context) if OPERATIONS[name].modes else [StoreSetup(layout, "atomic_dirsync") for layout in context.keys.layouts]:
+        for cell in (
+            _cells(context)
+            if OPERATIONS[name].modes
+            else [StoreSetup(layout, "atomic_dirsync") for layout in context.keys.layouts]
+        ):
             for scope, kind in ((scope, kind) for scope, kinds in FAULTS.items() for kind in kinds):
                 for persistence in _PERSISTENCE:
-                    facts = {"operation": name, "layout": cell.layout, "mode": cell.mode, "scope": scope, "fault": kind}
+                    facts = {
+                        "operation": name,
+                        "layout": cell.layout,
+                        "mode": cell.mode,
+                        "scope": scope,
+                        "fault": kind,
+                    }
                     key = "/".join(["calls", *facts.values(), persistence]).replace(" ", "_")
                     yield Trial(key, {"arm": "calls", **facts, "persistence": persistence})
 
@@ -58,7 +101,14 @@ def _seen(context: StudyContext) -> Seen:
 def _run_calls(context: StudyContext, trial: Trial) -> dict[str, Any]:
     facts = trial.facts
     fault = Fault(facts["fault"], 1, facts["persistence"] != "once", facts["scope"])
-    return asdict(run_cases(facts["operation"], StoreSetup(facts["layout"], facts["mode"]), fault, context.shared(_seen)))
+    return asdict(
+        run_cases(
+            facts["operation"],
+            StoreSetup(facts["layout"], facts["mode"]),
+            fault,
+            context.shared(_seen),
+        )
+    )
 
 
 def _run_planted(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -80,7 +130,16 @@ def _full_trials(arm: str, context: StudyContext) -> Iterator[Trial]:
     payload = max(PAGE, (spaces - _OVERHEAD) * PAGE) if arm == "space" else 4 * PAGE
     for left in range(spaces if arm == "space" else _INODES):
         cell = cells[left % len(cells)]
-        yield Trial(f"{arm}/{left:04d}", {"arm": arm, "layout": cell.layout, "mode": cell.mode, "left": left, "payload": payload})
+        yield Trial(
+            f"{arm}/{left:04d}",
+            {
+                "arm": arm,
+                "layout": cell.layout,
+                "mode": cell.mode,
+                "left": left,
+                "payload": payload,
+            },
+        )
 
 
 def _disk(context: StudyContext) -> FullDisk:
@@ -89,7 +148,17 @@ def _disk(context: StudyContext) -> FullDisk:
 
 def _run_full(context: StudyContext, trial: Trial) -> dict[str, Any]:
     facts = trial.facts
-    return _judged(context.shared(_disk).save(Room(facts["layout"], facts["mode"], facts["payload"], facts["left"], facts["arm"] == "inodes")))
+    return _judged(
+        context.shared(_disk).save(
+            Room(
+                facts["layout"],
+                facts["mode"],
+                facts["payload"],
+                facts["left"],
+                facts["arm"] == "inodes",
+            )
+        )
+    )
 
 
 def _sync_trials(context: StudyContext) -> Iterator[Trial]:
@@ -97,14 +166,26 @@ def _sync_trials(context: StudyContext) -> Iterator[Trial]:
     for cell in [cell for cell in _cells(context) if cell.mode != "unsafe"]:
         for at in range(1, syncs_of_a_save(cell) + 2):
             for persistence in _PERSISTENCE:
-                facts = {"layout": cell.layout, "mode": cell.mode, "at": at, "persistence": persistence}
-                yield Trial(f"sync/{cell.layout}/{cell.mode}/{at:02d}/{persistence.replace(' ', '_')}", {"arm": "sync", **facts})
+                facts = {
+                    "layout": cell.layout,
+                    "mode": cell.mode,
+                    "at": at,
+                    "persistence": persistence,
+                }
+                yield Trial(
+                    f"sync/{cell.layout}/{cell.mode}/{at:02d}/{persistence.replace(' ', '_')}",
+                    {"arm": "sync", **facts},
+                )
 
 
 def _run_sync(context: StudyContext, trial: Trial) -> dict[str, Any]:
     facts = trial.facts
     cell = StoreSetup(facts["layout"], facts["mode"])
-    return _judged(strace_faults.refused_save(context.scratch / "refused", cell, facts["at"], facts["persistence"] != "once"))
+    return _judged(
+        strace_faults.refused_save(
+            context.scratch / "refused", cell, facts["at"], facts["persistence"] != "once"
+        )
+    )
 
 
 def syncs_of_a_save(cell: StoreSetup) -> int:
@@ -126,13 +207,17 @@ def _wrong(found: dict[str, Any]) -> list[str]:
     acknowledged, refused = found["acknowledged"], found.get("refused", 0)
     wrong = [f"untyped: {found['untyped']}"] if found["untyped"] else []
     if found["recovered"] < acknowledged:
-        wrong.append(f"lost_ack: step {acknowledged} was acknowledged, step {found['recovered']} is found")
+        wrong.append(
+            f"lost_ack: step {acknowledged} was acknowledged, step {found['recovered']} is found"
+        )
     if acknowledged == NEWEST and not found["untyped"] and not (found["call"] and found["errno"]):
         wrong.append(f"names no call or errno: {found['line']}")
     if acknowledged == NEXT and refused:
         wrong.append("acknowledged after a refused sync")
     wrong += [f"{words}: {found[key]}" for key, words in _NOTHING.items() if found.get(key)]
-    return wrong if found["again"] > NEXT else [*wrong, "the next save on a healthy disk is not found"]
+    return (
+        wrong if found["again"] > NEXT else [*wrong, "the next save on a healthy disk is not found"]
+    )
 
 
 _NOTHING = {
@@ -170,13 +255,20 @@ def _refused(record: Record) -> bool:
 
 def _shown_violations(results: Results) -> str:
     broken = sum(map(_broken, results.records))
-    return f"The first {min(broken, _SHOWN)} of {broken} trials with a violation; `trial=KEY` runs one again."
+    return (
+        f"The first {min(broken, _SHOWN)} of {broken} trials with a violation; `trial=KEY` runs one"
+        " again."
+    )
 
 
 def _gates(results: Results) -> Iterator[Gate]:
     broken, calls = [record for record in results.records if _broken(record)], results.of("calls")
     first = f"; the first: {broken[0].key}: {broken[0].found['first']}" if broken else ""
-    yield Gate("violations", not broken, f"{sum(record.found['violations'] for record in broken)} violations{first}")
+    yield Gate(
+        "violations",
+        not broken,
+        f"{sum(record.found['violations'] for record in broken)} violations{first}",
+    )
     if "calls" in results.keys.arms:
         cases = sum(record.found["cases"] for record in calls)
         yield Gate("cases", cases >= ENOUGH, f"{cases} cases in memory, {ENOUGH} are due")
@@ -184,16 +276,24 @@ def _gates(results: Results) -> Iterator[Gate]:
     for arm in _REAL:  # a trial in which no call fails, or none succeeds, tests nothing
         if records := results.of(arm):
             refused = sum(map(_refused, records))
-            yield Gate(arm, 0 < refused < len(records), f"{len(records)} saves: {refused} refused, {len(records) - refused} went through")
+            yield Gate(
+                arm,
+                0 < refused < len(records),
+                f"{len(records)} saves: {refused} refused, {len(records) - refused} went through",
+            )
 
 
 def _notes(results: Results) -> Iterator[str]:
     if calls := results.of("calls"):
         cases, stepped = sums(calls, "cases", "stepped_back").values()
-        yield f"{cases} cases are all calls of these operations on one small store in each fault: a count, not a sample, hence no interval."
         yield (
-            f"In {stepped} cases recovery passed over a checkpoint that the disk would not show (EIO, ESTALE, ...), by name, and took an older one: "
-            "whether that file will ever be read again only the medium knows."
+            f"{cases} cases are all calls of these operations on one small store in each fault: a"
+            " count, not a sample, hence no interval."
+        )
+        yield (
+            f"In {stepped} cases recovery passed over a checkpoint that the disk would not show"
+            " (EIO, ESTALE, ...), by name, and took an older one: whether that file will ever be"
+            " read again only the medium knows."
         )
     if bugs := results.of("planted"):
         yield f"planted {sum(record.found['found'] for record in bugs)}/{len(bugs)} found."
@@ -201,11 +301,17 @@ def _notes(results: Results) -> Iterator[str]:
 
 STUDY = Study(
     keys=IoErrors,
-    description="The n-th file call fails, for every n, in every way, once and for ever; a disk that is really full; a sync refused by the kernel.",
+    description=(
+        "The n-th file call fails, for every n, in every way, once and for ever; a disk that is"
+        " really full; a sync refused by the kernel."
+    ),
     arms=(
         Arm("calls", _call_trials, _run_calls, asked("calls")),
         planted_arm(MUTANTS, _run_planted, "mutant"),
-        *(Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), needs("private mounts")) for arm in ("space", "inodes")),
+        *(
+            Arm(arm, partial(_full_trials, arm), _run_full, asked(arm), needs("private mounts"))
+            for arm in ("space", "inodes")
+        ),
         Arm("sync", _sync_trials, _run_sync, asked("sync"), needs("strace")),
     ),
     tables=(
@@ -215,14 +321,20 @@ STUDY = Study(
             ("calls",),
             by=(fact("operation", "operation"), fact("fault", "fault")),
             columns=_COUNTS,
-            note="A case: one operation with its n-th call refused, once or from then on. In memory; a sync that fails drops what it should have "
-            "kept.",
+            note=(
+                "A case: one operation with its n-th call refused, once or from then on. In memory;"
+                " a sync that fails drops what it should have kept."
+            ),
         ),
         TableSpec(
             "cells",
             "Each call refused, by layout and write mode",
             ("calls",),
-            by=(fact("layout", "layout"), fact("mode", "write mode"), fact("persistence", "refused")),
+            by=(
+                fact("layout", "layout"),
+                fact("mode", "write mode"),
+                fact("persistence", "refused"),
+            ),
             columns=_COUNTS,
         ),
         TableSpec(

@@ -1,4 +1,6 @@
-"""Bugs planted by the studies. `override` marks what each changes, so that mypy reports a method that the product no longer has."""
+"""Bugs planted by the studies. `override` marks what each changes, so that mypy reports a method
+that the product no longer has.
+"""
 
 from __future__ import annotations
 

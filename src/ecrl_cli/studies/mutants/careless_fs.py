@@ -1,4 +1,6 @@
-"""Planted bugs of a careless store: each sits between the store and the failing disk. The study must find all."""
+"""Planted bugs of a careless store: each sits between the store and the failing disk. The study
+must find all.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class IgnoresShortWrites(FsWrapper):
 
 
 class RetriesFsync(FsWrapper):
-    """Retries a failed fsync: the second one succeeds because the pages are clean, but their data is lost."""
+    """Retries a failed fsync: the second one succeeds because the pages are clean, but their data
+    is lost.
+    """
 
     def fsync(self, fd: int) -> None:
         try:
@@ -136,7 +140,9 @@ class ClearsTheWayFirst(FsWrapper):
     """Removes the newest checkpoint before the next one is durable."""
 
     def mkdir(self, path: Path) -> None:
-        for folder in [name for name in self.behind.listdir(path.parent) if name.startswith("step_")][-1:]:
+        for folder in [
+            name for name in self.behind.listdir(path.parent) if name.startswith("step_")
+        ][-1:]:
             for name in self.behind.listdir(path.parent / folder):
                 self.behind.unlink(path.parent / folder / name)
             self.behind.rmdir(path.parent / folder)

@@ -1,4 +1,6 @@
-"""Bugs planted into the recovery of real runs, as published systems had them: the run continues, and ends in another state or reports wrongly."""
+"""Bugs planted into the recovery of real runs, as published systems had them: the run continues,
+and ends in another state or reports wrongly.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,10 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
     module.SkipSession.resolve_interrupted_step = without_cursor
 """,
     ),
-    "the dead are not buried": ("ecrl_cli.records.heartbeat_table", "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n"),
+    "the dead are not buried": (
+        "ecrl_cli.records.heartbeat_table",
+        "\n    module.HeartbeatTable.mark_dead = lambda self, rank: None\n",
+    ),
 }
 
 
@@ -194,8 +199,14 @@ BUGS: dict[str, tuple[str, str]] = {
 """,
     ),
     "momentum, or exp_avg_sq, dropped": (_STATE, _OPTIMIZER.replace("{name}", "exp_avg_sq")),
-    "schedule reset": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.scheduler.last_epoch = 0")),
-    "cursor off by one": (_STATE, _REST.replace("{before}", "pass").replace("{after}", "self.sampler.advance()")),
+    "schedule reset": (
+        _STATE,
+        _REST.replace("{before}", "pass").replace("{after}", "self.scheduler.last_epoch = 0"),
+    ),
+    "cursor off by one": (
+        _STATE,
+        _REST.replace("{before}", "pass").replace("{after}", "self.sampler.advance()"),
+    ),
     "wrong epoch seed after a resume": (
         _STATE,
         _REST.replace("{before}", "pass").replace("{after}", "self.sampler.seed += 1"),
@@ -233,7 +244,8 @@ _STREAMS = """
     module.ReplicaTrainStep.run = spoilt
 """
 
-# Bugs of fixed replicas: with each, results depend on which rank computes which replica. Without replicas none of it runs.
+# Bugs of fixed replicas: with each, results depend on which rank computes which replica. Without
+# replicas none of it runs.
 REPLICA_BUGS: dict[str, tuple[str, str]] = {
     "sum in rank order": (
         "ecrl_cli.training.replicas",
@@ -244,7 +256,11 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
     ),
     "streams by position in the rank": (
         _REPLICAS,
-        _STREAMS.replace("{body}", "seed(number, step, replica - self.owned.start if replica < self.replicas else replica)"),
+        _STREAMS.replace(
+            "{body}",
+            "seed(number, step, replica - self.owned.start if replica < self.replicas else"
+            " replica)",
+        ),
     ),
     "streams left where the last replica of a rank had them": (
         _REPLICAS,
@@ -255,7 +271,9 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
 
 
 def site(module: str, body: str) -> str:
-    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, after the module of that name is imported."""
+    """A `sitecustomize.py` that runs `body`, lines of a function of `module`, after the module of
+    that name is imported.
+    """
     return _PLANT.replace("{module}", module).replace("{body}", body)
 
 
@@ -268,13 +286,18 @@ def planted(bug: str, folder: Path) -> Iterator[None]:
     module, body = (BUGS | REPLICA_BUGS | LIVE_BUGS)[bug]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(site(module, body), encoding="utf-8")
-    with unburied(bug), environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"):
+    with (
+        unburied(bug),
+        environment(PYTHONPATH=f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"),
+    ):
         yield
 
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Sets these environment variables for processes started within the context; an empty value changes nothing."""
+    """Sets these environment variables for processes started within the context; an empty value
+    changes nothing.
+    """
     before = {name: os.environ.get(name) for name, value in values.items() if value}
     os.environ.update({name: values[name] for name in before})
     try:

@@ -1,4 +1,6 @@
-"""Planted bugs of the kinds "order" and "guard": stores that do the protocol's steps wrongly, and integrity checks that leave something out."""
+"""Planted bugs of the kinds "order" and "guard": stores that do the protocol's steps wrongly, and
+integrity checks that leave something out.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,25 @@ from pathlib import Path
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import COMMIT, LATEST, MANIFEST, MODEL, OPTIMIZER, RNG, STAGE_PREFIX, STEP_NAME, TRAIN, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    LATEST,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STAGE_PREFIX,
+    STEP_NAME,
+    TRAIN,
+    TRASH_PREFIX,
+)
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.atomic_install import CommitJob, GroupInstaller, SingleInstaller, sidecar_of
+from ecrl_cli.checkpoint.store.atomic_install import (
+    CommitJob,
+    GroupInstaller,
+    SingleInstaller,
+    sidecar_of,
+)
 from ecrl_cli.checkpoint.store.catalog import CheckpointEntry, ResumeChoice
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Retired, Saved
@@ -26,29 +44,45 @@ VerifyCheckpoint = Callable[[Path, IntegrityConfig | None, Fs | None], Integrity
 
 
 def blind_at(layer: str) -> VerifyCheckpoint:
-    """Whatever the integrity check would reject at `layer` passes, and later layers do not see it."""
+    """Whatever the integrity check would reject at `layer` passes, and later layers do not see
+    it.
+    """
 
-    def verifier(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+    def verifier(
+        path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None
+    ) -> IntegrityReport:
         report = verify_checkpoint(path, config, fs)
         return _passed(report) if report.layer == layer else report
 
     return verifier
 
 
-def sizes_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def sizes_only(
+    path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None
+) -> IntegrityReport:
     """Checks records, names and sizes only, not contents."""
     return verify_checkpoint(path, replace(config or IntegrityConfig(), contents=False), fs)
 
 
-def names_only(path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None) -> IntegrityReport:
+def names_only(
+    path: Path, config: IntegrityConfig | None = None, fs: Fs | None = None
+) -> IntegrityReport:
     """Checks names only: a checkpoint with all its files passes."""
     fs, report = fs or PosixFs(), verify_checkpoint(path, config, fs)
     try:
         names = set(fs.listdir(path.parent if path.suffix else path))
     except StorageError:
         return report
-    due = {path.name, sidecar_of(path).name} if path.suffix else {COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN}
-    return _passed(report) if due <= names else replace(report, ok=False, layer="parts", reason="a file is missing")
+    due = (
+        {path.name, sidecar_of(path).name}
+        if path.suffix
+        else {COMMIT, MANIFEST, MODEL, OPTIMIZER, RNG, TRAIN}
+    )
+    return (
+        _passed(report)
+        if due <= names
+        else replace(report, ok=False, layer="parts", reason="a file is missing")
+    )
 
 
 def _passed(report: IntegrityReport) -> IntegrityReport:
@@ -80,9 +114,24 @@ class _Reordered(MutantStore):
                 installer.undo()
         return self.done(work, installer)
 
-    def begun(self, image: CheckpointImage, attempt: int) -> tuple[CommitJob, GroupInstaller | SingleInstaller]:
-        work = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, self._previous(image.stamp.global_step))
-        return work, SingleInstaller(work) if image.parts[0].name.startswith("step_") else GroupInstaller(work)
+    def begun(
+        self, image: CheckpointImage, attempt: int
+    ) -> tuple[CommitJob, GroupInstaller | SingleInstaller]:
+        work = CommitJob(
+            self.fs,
+            self.root,
+            self.config.mode,
+            self.crash_point,
+            self._pool,
+            image,
+            attempt,
+            self._previous(image.stamp.global_step),
+        )
+        return work, (
+            SingleInstaller(work)
+            if image.parts[0].name.startswith("step_")
+            else GroupInstaller(work)
+        )
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
@@ -104,7 +153,9 @@ class _Owing(_Reordered):
         self.owed: Callable[[], None] = lambda: None
 
     @override
-    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
+    def update_pointers_and_retire(
+        self, saved: Saved, image: CheckpointImage
+    ) -> tuple[Retired, ...]:
         self.owed()
         return super().update_pointers_and_retire(saved, image)
 
@@ -134,7 +185,9 @@ class _Greedy(_Reordered):
     """Keeps one checkpoint, and counts the one being written."""
 
     @override
-    def update_pointers_and_retire(self, saved: Saved, image: CheckpointImage) -> tuple[Retired, ...]:
+    def update_pointers_and_retire(
+        self, saved: Saved, image: CheckpointImage
+    ) -> tuple[Retired, ...]:
         return ()
 
     def retire_older(self, step: int) -> None:
@@ -225,7 +278,9 @@ class CommitsBeforeTheParts(_Reordered):
 
 
 class TrustsThePointer(_Reordered):
-    """Moves the pointer before the name is durable, and recovers what it names without listing the folder."""
+    """Moves the pointer before the name is durable, and recovers what it names without listing the
+    folder.
+    """
 
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         installer.build()
@@ -296,7 +351,10 @@ class ReusesTheStage(_Reordered):
     def steps(self, work: CommitJob, installer: GroupInstaller | SingleInstaller) -> None:
         assert isinstance(installer, GroupInstaller)
         mine = f"{STAGE_PREFIX}{work.image.stamp.global_step:08d}"
-        installer.stage = next((self.root / name for name in self.fs.listdir(self.root) if name.startswith(mine)), installer.stage)
+        installer.stage = next(
+            (self.root / name for name in self.fs.listdir(self.root) if name.startswith(mine)),
+            installer.stage,
+        )
         _fill(work, installer.stage)
         installer.install()
         self._sync(self.root)
@@ -320,7 +378,9 @@ def _fill(work: CommitJob, folder: Path) -> None:
     with _existing():
         work.fs.mkdir(folder)
     manifest, commit = work.records(entries)
-    files = {part.name: work.memory_of(part.name) for part in work.image.parts} | dict(work.image.documents)
+    files = {part.name: work.memory_of(part.name) for part in work.image.parts} | dict(
+        work.image.documents
+    )
     for name, data in (files | {MANIFEST: manifest, COMMIT: commit}).items():
         with _existing():
             work.write_part(folder / name, name, data)

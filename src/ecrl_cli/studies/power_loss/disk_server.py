@@ -1,7 +1,9 @@
-"""A logging disk: one file over FUSE, backed by memory; every write and every flush is logged in order.
+"""A logging disk: one file over FUSE, backed by memory; every write and every flush is logged in
+order.
 
-A separate process (`python -m ... MOUNT_POINT DISK_FD LOG_FD PARENT`): a file system on this disk waits for it, so it must never wait for that
-file system. The log is a memory file that others read while it grows; a record is complete before its write is answered.
+A separate process (`python -m ... MOUNT_POINT DISK_FD LOG_FD PARENT`): a file system on this disk
+waits for it, so it must never wait for that file system. The log is a memory file that others read
+while it grows; a record is complete before its write is answered.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The arm `model`: workload x layout x write mode x fault model with a power loss at each moment; the published protocol; planted bugs, each of which
-must break a promise of its write mode in some state.
+"""The arm `model`: workload x layout x write mode x fault model with a power loss at each moment;
+the published protocol; planted bugs, each of which must break a promise of its write mode in some
+state.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 from ecrl_cli.studies.power_loss.model_disk import MODELS, Forest
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle
 from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial, broken
-from ecrl_cli.studies.power_loss.workloads import ROOT, WORKLOADS, WorkloadRun, honest, played, published
+from ecrl_cli.studies.power_loss.workloads import (
+    ROOT,
+    WORKLOADS,
+    WorkloadRun,
+    honest,
+    played,
+    published,
+)
 
 PUBLISHED = "two"  # the published protocol's workload
-_PROMISED = "atomic_dirsync"  # tried exhaustively: a state left out could be the one that breaks the promise
+# tried exhaustively: a state left out could be the one that breaks the promise
+_PROMISED = "atomic_dirsync"
 _IN_FULL = 64  # multiple of the others' limit
 
 
@@ -43,9 +52,16 @@ class ModelArm:
             for model in MODELS
             for mode in self._config.modes
         ]
-        trials += [self._cell("published", mode, "group", PUBLISHED, model) for model in MODELS for mode in self._config.modes]
+        trials += [
+            self._cell("published", mode, "group", PUBLISHED, model)
+            for model in MODELS
+            for mode in self._config.modes
+        ]
         if self._config.planted:
-            trials += [Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)}) for each in STORE_MUTANTS]
+            trials += [
+                Trial(f"model/planted/{each.name}", {"arm": "planted", **_facts(each)})
+                for each in STORE_MUTANTS
+            ]
         return trials
 
     def run(self, trial: Trial) -> dict[str, Any]:
@@ -54,13 +70,24 @@ class ModelArm:
             return hunt(self._planted[trial.facts["name"]], seed, rng)
         facts = trial.facts
         single = facts["layout"] == "single"
-        workload_run = played(facts["workload"], WorkloadRun(facts["mode"], single, seed, published if facts["arm"] == "published" else honest))
+        workload_run = played(
+            facts["workload"],
+            WorkloadRun(
+                facts["mode"], single, seed, published if facts["arm"] == "published" else honest
+            ),
+        )
         judge = RecoveryOracle(Forest(), seed, single)
         cell = ModelTrial(workload_run, facts["model"], judge, self._limits(facts), rng)
         for _ in cell.judged():
             pass
         counts = asdict(cell.counts) | {"outcomes": dict(sorted(cell.counts.outcomes.items()))}
-        found = {"calls": len(workload_run.fs.log), **counts, "distinct": len(cell.seen), "examined": judge.examined, "recoveries": judge.recoveries}
+        found = {
+            "calls": len(workload_run.fs.log),
+            **counts,
+            "distinct": len(cell.seen),
+            "examined": judge.examined,
+            "recoveries": judge.recoveries,
+        }
         if facts["arm"] == "ours":
             found["second"] = cell.second()
             if facts["model"] == "X":
@@ -73,7 +100,11 @@ class ModelArm:
 
     def _limits(self, facts: dict[str, Any]) -> Limits:
         states, second = self._config.model_states, self._config.model_second
-        return Limits(states * _IN_FULL, second) if facts["mode"] == _PROMISED and facts["arm"] == "ours" else Limits(states, second // 4)
+        return (
+            Limits(states * _IN_FULL, second)
+            if facts["mode"] == _PROMISED and facts["arm"] == "ours"
+            else Limits(states, second // 4)
+        )
 
     def _share(self) -> int:
         """One cell's share of the states that are rebuilt in real folders."""
@@ -89,16 +120,37 @@ def _facts(planted: StoreMutant) -> dict[str, Any]:
 STATES = 1024  # states per moment; a planted bug that shows in none of them counts as not found
 
 
-def hunt(planted: StoreMutant, seed: int, rng: random.Random, states: int = STATES) -> dict[str, Any]:
-    """The first state that breaks the promise, under the mildest model that has one: `found`, `model`, `outcome` and `state` in words."""
+def hunt(
+    planted: StoreMutant, seed: int, rng: random.Random, states: int = STATES
+) -> dict[str, Any]:
+    """The first state that breaks the promise, under the mildest model that has one: `found`,
+    `model`, `outcome` and `state` in words.
+    """
     tried = 0
     for model in MODELS:
         single = planted.layout == "single"
-        workload_run = played(planted.situation, WorkloadRun(planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)))
-        cell = ModelTrial(workload_run, model, RecoveryOracle(Forest(), seed, single, planted.verifier, recovery(planted)), Limits(states, 0), rng)
+        workload_run = played(
+            planted.situation,
+            WorkloadRun(
+                planted.mode, single, seed, lambda fs, config: planted.store(ROOT, config, fs)
+            ),
+        )
+        cell = ModelTrial(
+            workload_run,
+            model,
+            RecoveryOracle(Forest(), seed, single, planted.verifier, recovery(planted)),
+            Limits(states, 0),
+            rng,
+        )
         for _, found in cell.judged():
             if broken(planted.mode, model, found):
-                return {"found": True, "model": model, "outcome": found, "state": cell.counts.examples[0], "tried": tried + len(cell.seen)}
+                return {
+                    "found": True,
+                    "model": model,
+                    "outcome": found,
+                    "state": cell.counts.examples[0],
+                    "tried": tried + len(cell.seen),
+                }
         tried += len(cell.seen)
     return {"found": False, "model": "", "outcome": "", "state": "", "tried": tried}
 

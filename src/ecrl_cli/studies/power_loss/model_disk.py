@@ -1,4 +1,6 @@
-"""Models which states of a disk a power loss may leave after each call, under three fault models."""
+"""Models which states of a disk a power loss may leave after each call, under three fault
+models.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ class Forest:
     def tree(self, number: int) -> Tree:
         """The tree in the form that ModelFs takes."""
         thing = self._things[number]
-        return {name: self.tree(below) for name, below in thing} if isinstance(thing, tuple) else thing
+        return (
+            {name: self.tree(below) for name, below in thing} if isinstance(thing, tuple) else thing
+        )
 
     def plant(self, tree: Tree) -> int:
         if isinstance(tree, Mapping):
-            return self.number(tuple(sorted((name, self.plant(below)) for name, below in tree.items())))
+            return self.number(
+                tuple(sorted((name, self.plant(below)) for name, below in tree.items()))
+            )
         return self.number(tree)
 
 
@@ -59,7 +65,8 @@ _SUBSETS = 4096  # pending changes of one folder up to which all subsets are tri
 
 @dataclass(frozen=True)
 class Variants:
-    """Possible states of a node after the loss. `numbers`: the first is what the process saw, the second the least that may be left.
+    """Possible states of a node after the loss. `numbers`: the first is what the process saw, the
+    second the least that may be left.
 
     `total`: how many there are; if `whole` is False a lower bound, larger than `numbers`.
     """
@@ -88,14 +95,21 @@ class _Folder:
 
 
 class Disk:
-    """A disk and the calls made on it. `limit`: states tried per node; beyond it a sample with `rng`."""
+    """A disk and the calls made on it. `limit`: states tried per node; beyond it a sample with
+    `rng`.
+    """
 
-    def __init__(self, forest: Forest, nodes: dict[int, Node], model: str, limit: int, rng: random.Random) -> None:
+    def __init__(
+        self, forest: Forest, nodes: dict[int, Node], model: str, limit: int, rng: random.Random
+    ) -> None:
         self.forest, self.model, self.limit, self.rng = forest, model, limit, rng
         self._marks: dict[str, str] = {}
-        self._nodes: dict[int, _Data | _Folder | Link] = {number: self._begin(node) for number, node in nodes.items()}
+        self._nodes: dict[int, _Data | _Folder | Link] = {
+            number: self._begin(node) for number, node in nodes.items()
+        }
         self._taken = 0
-        self._synced = 0  # calls up to the last sync of anything: under O all names before it have survived
+        # calls up to the last sync of anything: under O all names before it have survived
+        self._synced = 0
         self._cut = 0  # under O and P: the calls whose names survive
         self._room = limit  # under O shared by all prefixes
         self._known: dict[object, Variants] = {}
@@ -111,8 +125,16 @@ class Disk:
             if op.kind == "rename" and op.target[0] != op.folder:
                 raise ValueError("a rename from one folder into another is not modelled")
             if op.node not in self._nodes:
-                self._nodes[op.node] = Link(op.data.decode()) if op.kind == "symlink" else _Folder(()) if op.kind == "mkdir" else _Data()
-            named = replace(op, name=self._plain(op.name), target=(op.target[0], self._plain(op.target[1])))
+                self._nodes[op.node] = (
+                    Link(op.data.decode())
+                    if op.kind == "symlink"
+                    else _Folder(())
+                    if op.kind == "mkdir"
+                    else _Data()
+                )
+            named = replace(
+                op, name=self._plain(op.name), target=(op.target[0], self._plain(op.target[1]))
+            )
             self._folder(op.folder).changes.append((self._taken, named))
         if op.kind in ("fsync", "fsyncdir"):
             self._synced = self._taken
@@ -129,23 +151,39 @@ class Disk:
             found.append(self._variants(ROOT))
         numbers = tuple(dict.fromkeys(number for each in found for number in each.numbers))
         different = {each.numbers: each for each in found}.values()
-        return Variants(numbers, sum(each.total for each in different), all(each.whole for each in found))
+        return Variants(
+            numbers, sum(each.total for each in different), all(each.whole for each in found)
+        )
 
     def _begin(self, node: Node) -> _Data | _Folder | Link:
         if isinstance(node, File):
             return _Data(bytes(node.data), bytes(node.data))
-        return node if isinstance(node, Link) else _Folder(tuple(sorted((self._plain(name), number) for name, number in node.names.items())))
+        return (
+            node
+            if isinstance(node, Link)
+            else _Folder(
+                tuple(sorted((self._plain(name), number) for name, number in node.names.items()))
+            )
+        )
 
     def _plain(self, name: str) -> str:
-        """`name` with its random suffix replaced by a running number, so that it is the same in every run of a trial."""
-        return MARK.sub(lambda match: self._marks.setdefault(match[0], f".{len(self._marks):08x}"), name)
+        """`name` with its random suffix replaced by a running number, so that it is the same in
+        every run of a trial.
+        """
+        return MARK.sub(
+            lambda match: self._marks.setdefault(match[0], f".{len(self._marks):08x}"), name
+        )
 
     def _take_data(self, op: FsOp) -> None:
         data = self._nodes[op.node]
         assert isinstance(data, _Data)
         data.version += 1
         if op.kind == "write":
-            data.seen = data.seen[: op.offset].ljust(op.offset, b"\0") + op.data + data.seen[op.offset + len(op.data) :]
+            data.seen = (
+                data.seen[: op.offset].ljust(op.offset, b"\0")
+                + op.data
+                + data.seen[op.offset + len(op.data) :]
+            )
         elif op.kind == "truncate":
             data.seen = b""
         elif op.kind == "drop":
@@ -176,7 +214,13 @@ class Disk:
             if isinstance(node, _Folder):
                 self._known[key] = self._folder_variants(node)
             else:
-                pieces = [node] if isinstance(node, Link) else [node.seen] if self.model == "P" else torn(node.synced, node.seen)
+                pieces = (
+                    [node]
+                    if isinstance(node, Link)
+                    else [node.seen]
+                    if self.model == "P"
+                    else torn(node.synced, node.seen)
+                )
                 numbers = tuple(dict.fromkeys(self.forest.number(piece) for piece in pieces))
                 self._known[key] = Variants(numbers, len(numbers))
         return self._known[key]
@@ -198,7 +242,9 @@ class Disk:
                 yield number(tuple(zip(names, picked, strict=True)))
 
     def _some(self, maps: Sequence[Names], below: Sequence[Sequence[Variants]]) -> Iterator[int]:
-        """Every set of names with all bytes there, and with all lost; one child at a time in each of its states; the rest at random."""
+        """Every set of names with all bytes there, and with all lost; one child at a time in each
+        of its states; the rest at random.
+        """
         found: dict[int, None] = {}
         names = [[name for name, _ in each] for each in maps]
 
@@ -209,7 +255,13 @@ class Disk:
         share = max(2, self._room // 4)
         for which, children in enumerate(below[:share]):
             add(which, [child.numbers[0] for child in children])
-            add(which, [child.numbers[-1] if len(child.numbers) == 1 else child.numbers[1] for child in children])
+            add(
+                which,
+                [
+                    child.numbers[-1] if len(child.numbers) == 1 else child.numbers[1]
+                    for child in children
+                ],
+            )
         for which, children in enumerate(below[:2]):
             best = [child.numbers[0] for child in children]
             for place, child in enumerate(children):
@@ -219,30 +271,46 @@ class Disk:
             if len(found) >= self._room:
                 break
             which = int(chance() * len(maps))
-            add(which, [child.numbers[int(chance() * len(child.numbers))] for child in below[which]])
+            add(
+                which, [child.numbers[int(chance() * len(child.numbers))] for child in below[which]]
+            )
         yield from list(found)[: self._room]
 
     def _maps(self, folder: _Folder) -> tuple[list[Names], bool]:
-        """The names that `folder` may have, and whether these are all: first what the process saw, then the durable ones."""
+        """The names that `folder` may have, and whether these are all: first what the process saw,
+        then the durable ones.
+        """
         if self.model != "X":
-            return [_applied(folder.first, [op for index, op in folder.changes if index <= self._cut])], True
+            return [
+                _applied(folder.first, [op for index, op in folder.changes if index <= self._cut])
+            ], True
         operations = [op for _, op in folder.changes]
-        durable, pending = _applied(folder.first, operations[: folder.durable]), operations[folder.durable :]
+        durable, pending = (
+            _applied(folder.first, operations[: folder.durable]),
+            operations[folder.durable :],
+        )
         found: dict[Names, None] = {_applied(durable, pending): None, durable: None}
         subsets: dict[Names, None] = {durable: None}
         for op in pending:
             subsets.update(dict.fromkeys([_applied(names, [op]) for names in subsets]))
             if len(subsets) > _SUBSETS:
-                found.update(dict.fromkeys(_applied(durable, chosen) for chosen in self._chosen(pending)))
+                found.update(
+                    dict.fromkeys(_applied(durable, chosen) for chosen in self._chosen(pending))
+                )
                 return list(found), False
         return list(found | subsets), True
 
     def _chosen(self, pending: Sequence[FsOp]) -> Iterator[Sequence[FsOp]]:
-        """Prefixes, all but one, all but two, single changes, and random subsets up to the limit."""
+        """Prefixes, all but one, all but two, single changes, and random subsets up to the
+        limit.
+        """
         count = len(pending)
         yield from (pending[:end] for end in range(count + 1))
         for left_out in (1, 2):
-            yield from ([op for place, op in enumerate(pending) if place not in out] for out in combinations(range(count), left_out))
+            yield from (
+                [op for place, op in enumerate(pending) if place not in out]
+                for out in combinations(range(count), left_out)
+            )
         yield from ([op] for op in pending)
         for _ in range(_SUBSETS):
             bits = self.rng.getrandbits(count)
@@ -267,14 +335,24 @@ def _applied(names: Names, operations: Sequence[FsOp]) -> Names:
 
 
 def torn(synced: bytes, seen: bytes) -> list[bytes]:
-    """What may be left of a file that was `seen` by the process with `synced` of it durable; first all, then the least."""
+    """What may be left of a file that was `seen` by the process with `synced` of it durable; first
+    all, then the least.
+    """
     if synced == seen:
         return [seen]
     cuts = {*range(0, len(seen), BLOCK), (len(seen) - 1) // SECTOR * SECTOR}
     if seen.startswith(synced):
         cuts = {cut for cut in cuts if cut > len(synced)}
-    zeroed = [_zeroed(seen, start) for start in range(len(synced) // BLOCK * BLOCK, len(seen), BLOCK)]
-    return [seen, synced, *(seen[:cut] for cut in sorted(cuts)), synced.ljust(len(seen), b"\0"), *zeroed]
+    zeroed = [
+        _zeroed(seen, start) for start in range(len(synced) // BLOCK * BLOCK, len(seen), BLOCK)
+    ]
+    return [
+        seen,
+        synced,
+        *(seen[:cut] for cut in sorted(cuts)),
+        synced.ljust(len(seen), b"\0"),
+        *zeroed,
+    ]
 
 
 def _zeroed(data: bytes, start: int) -> bytes:

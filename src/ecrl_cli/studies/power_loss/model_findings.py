@@ -30,25 +30,45 @@ def _count(records: Iterable[Record], names: Sequence[str]) -> int:
 
 def _of(records: Iterable[Record], **facts: str) -> list[Record]:
     """The records with these facts."""
-    return [record for record in records if all(record.facts[name] == wanted for name, wanted in facts.items())]
+    return [
+        record
+        for record in records
+        if all(record.facts[name] == wanted for name, wanted in facts.items())
+    ]
 
 
 _STATES = (
-    *(Column("calls", "calls", "count"), Column("reachable", "states reachable, at least", "number"), Column("built", "states built", "count")),
-    *(Column("distinct", "distinct", "count"), Column("exhausted", "moments tried in full", "count"), Column("moments", "of moments", "count")),
+    *(
+        Column("calls", "calls", "count"),
+        Column("reachable", "states reachable, at least", "number"),
+        Column("built", "states built", "count"),
+    ),
+    *(
+        Column("distinct", "distinct", "count"),
+        Column("exhausted", "moments tried in full", "count"),
+        Column("moments", "of moments", "count"),
+    ),
 )
 
 
 def _states(group: Group) -> dict[str, int]:
     counts = outcomes(group)
-    return sums(group, *(column.key for column in _STATES)) | {name: counts[name] for name in (*OUTCOMES, "half")}
+    return sums(group, *(column.key for column in _STATES)) | {
+        name: counts[name] for name in (*OUTCOMES, "half")
+    }
 
 
 def _second(group: Group) -> dict[str, int | None]:
     """What recovery finds after another loss during recovery, where that was tried."""
-    tried = [Counter(record.found["second"]["outcomes"]) for record in group if "second" in record.found]
+    tried = [
+        Counter(record.found["second"]["outcomes"]) for record in group if "second" in record.found
+    ]
     counts = sum(tried, Counter[str]())
-    return {"second": counts.total() - counts["worse"], "worse": counts["worse"]} if tried else {"second": None, "worse": None}
+    return (
+        {"second": counts.total() - counts["worse"], "worse": counts["worse"]}
+        if tried
+        else {"second": None, "worse": None}
+    )
 
 
 def _protocol(record: Record) -> str:
@@ -56,7 +76,14 @@ def _protocol(record: Record) -> str:
     return mode if record.facts["arm"] == "ours" else f"published {mode}"
 
 
-_COUNTED = Cells((*_STATES, *(Column(name, name, "count") for name in OUTCOMES), Column("half", "half with a whole commit", "count")), _states)
+_COUNTED = Cells(
+    (
+        *_STATES,
+        *(Column(name, name, "count") for name in OUTCOMES),
+        Column("half", "half with a whole commit", "count"),
+    ),
+    _states,
+)
 _MATRIX = TableSpec(
     "model",
     "Every legal state after a power loss",
@@ -64,13 +91,27 @@ _MATRIX = TableSpec(
     by=(value("protocol", "protocol and mode", _protocol), fact("model", "model")),
     columns=(
         _COUNTED,
-        Cells((Column("second", "states after a loss during recovery", "count"), Column("worse", "worse than before it", "count")), _second),
+        Cells(
+            (
+                Column("second", "states after a loss during recovery", "count"),
+                Column("worse", "worse than before it", "count"),
+            ),
+            _second,
+        ),
     ),
-    note="A state is what a power loss after some call may leave; a distinct one is a tree of files, by content, with what had been begun and "
-    "acknowledged, counted once per cell (workload, layout, mode, model): another cell may have it too. P: the process dies. O: names survive in "
-    "order. X: what POSIX promises and no more. reachable counts every choice of the model, also where only a sample was tried. new: the step on "
-    "its way, or the newest acknowledged, was recovered; previous: the newest acknowledged, while a newer one was on its way.",
-    sort=lambda r: (r.facts["arm"] != "ours", WRITE_MODES.index(r.facts["mode"]), MODELS.index(r.facts["model"])),
+    note=(
+        "A state is what a power loss after some call may leave; a distinct one is a tree of files,"
+        " by content, with what had been begun and acknowledged, counted once per cell (workload,"
+        " layout, mode, model): another cell may have it too. P: the process dies. O: names survive"
+        " in order. X: what POSIX promises and no more. reachable counts every choice of the model,"
+        " also where only a sample was tried. new: the step on its way, or the newest acknowledged,"
+        " was recovered; previous: the newest acknowledged, while a newer one was on its way."
+    ),
+    sort=lambda r: (
+        r.facts["arm"] != "ours",
+        WRITE_MODES.index(r.facts["mode"]),
+        MODELS.index(r.facts["model"]),
+    ),
 )
 TABLES = (
     _MATRIX,
@@ -78,7 +119,12 @@ TABLES = (
         "model_workloads",
         "The strictest model (X) by workload",
         ("ours",),
-        columns=(fact("workload", "workload"), fact("layout", "layout"), fact("mode", "write mode"), _COUNTED),
+        columns=(
+            fact("workload", "workload"),
+            fact("layout", "layout"),
+            fact("mode", "write mode"),
+            _COUNTED,
+        ),
         where=lambda r: r.facts["model"] == "X",
     ),
     TableSpec(
@@ -86,8 +132,17 @@ TABLES = (
         "Bugs planted in the protocol, and the first state that gives each away",
         ("planted",),
         columns=(
-            *(fact("name", "planted bug"), fact("step", "step of the protocol that it breaks"), yes("found", "found", lambda r: r.found["found"])),
-            *(found("model", "model"), found("outcome", "outcome"), found("state", "by this state"), found("tried", "states tried", "count")),
+            *(
+                fact("name", "planted bug"),
+                fact("step", "step of the protocol that it breaks"),
+                yes("found", "found", lambda r: r.found["found"]),
+            ),
+            *(
+                found("model", "model"),
+                found("outcome", "outcome"),
+                found("state", "by this state"),
+                found("tried", "states tried", "count"),
+            ),
         ),
     ),
 )
@@ -96,9 +151,22 @@ TABLES = (
 def figures(results: Results) -> Iterator[Figure]:
     rows = [row for row in _MATRIX(results).rows if row["model"] == "X"]
     seen = [name for name in OUTCOMES if any(row[name] for row in rows)]
-    series = tuple(Series(name, tuple(row[name] / row["distinct"] for row in rows)) for name in seen)
-    title, categories = "What recovery finds after a power loss (model X)", tuple(str(row["protocol"]) for row in rows)
-    yield Figure("model", title, "stacked", "protocol and mode", "share of distinct states", series, categories)
+    series = tuple(
+        Series(name, tuple(row[name] / row["distinct"] for row in rows)) for name in seen
+    )
+    title, categories = (
+        "What recovery finds after a power loss (model X)",
+        tuple(str(row["protocol"]) for row in rows),
+    )
+    yield Figure(
+        "model",
+        title,
+        "stacked",
+        "protocol and mode",
+        "share of distinct states",
+        series,
+        categories,
+    )
 
 
 def classes(results: Results) -> dict[str, set[str]]:
@@ -114,16 +182,27 @@ def gates(results: Results) -> Iterator[Gate]:
         ours, modes = results.of("ours"), results.keys.modes
         yield from (*_never(ours), *_kept(ours, modes), *_sees(results, modes), *_again(ours))
     if bugs := results.of("planted"):
-        yield from mutants_gate({record.facts["name"]: bool(record.found["found"]) for record in bugs}, "model planted")
+        yield from mutants_gate(
+            {record.facts["name"]: bool(record.found["found"]) for record in bugs}, "model planted"
+        )
 
 
 def _never(ours: Sequence[Record]) -> Iterator[Gate]:
-    """Nothing silently wrong, untyped or hung in any mode, over enough states; no whole commit record on an incomplete checkpoint."""
+    """Nothing silently wrong, untyped or hung in any mode, over enough states; no whole commit
+    record on an incomplete checkpoint.
+    """
     bad, tried = _count(ours, NEVER), sums(ours, "distinct")["distinct"]
-    wrong = f"{bad} of {tried} states (distinct within their cells) silently wrong, untyped or hung (0 in at least {ALL_STATES} is asked)"
+    wrong = (
+        f"{bad} of {tried} states (distinct within their cells) silently wrong, untyped or hung (0"
+        f" in at least {ALL_STATES} is asked)"
+    )
     yield Gate("model never wrong", bad == 0 and tried >= ALL_STATES, wrong + _first(ours, bad))
     halves = _count(ours, ["half"])
-    yield Gate("model commits", halves == 0, f"{halves} states with a whole commit over half a checkpoint" + _first(ours, halves))
+    yield Gate(
+        "model commits",
+        halves == 0,
+        f"{halves} states with a whole commit over half a checkpoint" + _first(ours, halves),
+    )
 
 
 def _kept(ours: Sequence[Record], modes: Sequence[str]) -> Iterator[Gate]:
@@ -135,42 +214,88 @@ def _kept(ours: Sequence[Record], modes: Sequence[str]) -> Iterator[Gate]:
     if "atomic_nodirsync" in modes:
         ordered = _of(ours, mode="atomic_nodirsync", model="O")
         deepest = max((record.found.get("deepest", 0) for record in ordered), default=0)
-        message = f"atomic_nodirsync loses {deepest} acknowledged steps at most where names are lost in order (the unsynced tail: 1)"
+        message = (
+            f"atomic_nodirsync loses {deepest} acknowledged steps at most where names are lost in"
+            " order (the unsynced tail: 1)"
+        )
         yield Gate("model tail", deepest <= 1 and bool(ordered), message)
     if "atomic_dirsync" in modes:
         synced = _of(ours, mode="atomic_dirsync")
         bad = sum(
-            count for record in synced for name, count in record.found["outcomes"].items() if broken("atomic_dirsync", record.facts["model"], name)
+            count
+            for record in synced
+            for name, count in record.found["outcomes"].items()
+            if broken("atomic_dirsync", record.facts["model"], name)
         )
         tried = sums(synced, "distinct")["distinct"]
-        message = f"{bad} of {tried} states (distinct within their cells) break the promise (0 in at least {DIRSYNC_STATES} is asked)"
-        yield Gate("model atomic_dirsync", bad == 0 and tried >= DIRSYNC_STATES, message + _first(synced, bad))
+        message = (
+            f"{bad} of {tried} states (distinct within their cells) break the promise (0 in at"
+            f" least {DIRSYNC_STATES} is asked)"
+        )
+        yield Gate(
+            "model atomic_dirsync",
+            bad == 0 and tried >= DIRSYNC_STATES,
+            message + _first(synced, bad),
+        )
 
 
 def _first(records: Sequence[Record], bad: int) -> str:
     """The first example, if there are `bad` states."""
-    return next((f"; {record.key}: {example}" for record in records for example in record.found["examples"] if bad), "")
+    return next(
+        (
+            f"; {record.key}: {example}"
+            for record in records
+            for example in record.found["examples"]
+            if bad
+        ),
+        "",
+    )
 
 
 def _sees(results: Results, modes: Sequence[str]) -> Iterator[Gate]:
-    """Under model X the modes without syncs and the published protocol must lose acknowledged checkpoints; otherwise the model is blind."""
-    for arm, mode in (("ours", "unsafe"), ("ours", "atomic_nodirsync"), ("published", "atomic_dirsync")):
+    """Under model X the modes without syncs and the published protocol must lose acknowledged
+    checkpoints; otherwise the model is blind.
+    """
+    for arm, mode in (
+        ("ours", "unsafe"),
+        ("ours", "atomic_nodirsync"),
+        ("published", "atomic_dirsync"),
+    ):
         if mode in modes and (arm == "ours" or results.of(arm)):
             name = mode if arm == "ours" else f"published {mode}"
             lost = _count(_of(results.of(arm), mode=mode, model="X"), LOST)
-            yield Gate(f"model sees {name}", lost > 0, f"{name} loses acknowledged checkpoints in {lost} states under X")
+            yield Gate(
+                f"model sees {name}",
+                lost > 0,
+                f"{name} loses acknowledged checkpoints in {lost} states under X",
+            )
 
 
 def _again(ours: Sequence[Record]) -> Iterator[Gate]:
     """Interrupted recovery, and recovery in real folders."""
     seconds = [(record.key, record.found["second"]) for record in ours]
-    count, run = sum(each["outcomes"].get("worse", 0) for _, each in seconds), sum(each["run"] for _, each in seconds)
-    worse = next((f"; {key}: {example}" for key, each in seconds for example in each["examples"]), "")
-    yield Gate("model recovery", count == 0 and run > 0, f"{count} states worse after recovery itself was cut off, from {run} states{worse}")
+    count, run = (
+        sum(each["outcomes"].get("worse", 0) for _, each in seconds),
+        sum(each["run"] for _, each in seconds),
+    )
+    worse = next(
+        (f"; {key}: {example}" for key, each in seconds for example in each["examples"]), ""
+    )
+    yield Gate(
+        "model recovery",
+        count == 0 and run > 0,
+        f"{count} states worse after recovery itself was cut off, from {run} states{worse}",
+    )
     folders = [record.found["folders"] for record in ours if "folders" in record.found]
-    rebuilt, differing = sum(each["rebuilt"] for each in folders), sum(each["differing"] for each in folders)
+    rebuilt, differing = (
+        sum(each["rebuilt"] for each in folders),
+        sum(each["differing"] for each in folders),
+    )
     other = next((f"; {example}" for each in folders for example in each["different"]), "")
-    same = f"{rebuilt - differing} of {rebuilt} states rebuilt in real folders are recovered from as in the model{other}"
+    same = (
+        f"{rebuilt - differing} of {rebuilt} states rebuilt in real folders are recovered from as"
+        f" in the model{other}"
+    )
     yield Gate("model folders", differing == 0 and rebuilt > 0, same)
 
 
@@ -182,17 +307,29 @@ def notes(results: Results) -> Iterator[str]:
         strict = _of(ours, mode=mode, model="X")
         tried = sums(strict, "moments", "exhausted", "distinct")
         whole = tried["exhausted"] == tried["moments"]
-        proof = "A proof over the model, not a probability" if whole else "Enumerated where that was possible, else a seeded sample of states"
+        proof = (
+            "A proof over the model, not a probability"
+            if whole
+            else "Enumerated where that was possible, else a seeded sample of states"
+        )
         yield (
-            f"{mode}: {'every state' if whole else 'the states'} reachable under X for these workloads, exhaustively for {tried['exhausted']} of "
-            f"{tried['moments']} crash points: {_count(strict, LOST)} of {tried['distinct']} distinct states lose what was acknowledged. "
-            f"{proof}: no interval."
+            f"{mode}: {'every state' if whole else 'the states'} reachable under X for these"
+            f" workloads, exhaustively for {tried['exhausted']} of {tried['moments']} crash points:"
+            f" {_count(strict, LOST)} of {tried['distinct']} distinct states lose what was"
+            f" acknowledged. {proof}: no interval."
         )
     looked = sums(ours, "examined", "recoveries")
     yield (
-        f"The real integrity check examined {looked['examined']} different checkpoints and the real recovery chose from {looked['recoveries']} "
-        "different sets of them: both are functions of these, so a state that differs only elsewhere was not recovered from again."
+        f"The real integrity check examined {looked['examined']} different checkpoints and the real"
+        f" recovery chose from {looked['recoveries']} different sets of them: both are functions of"
+        " these, so a state that differs only elsewhere was not recovered from again."
     )
     if bugs := results.of("planted"):
-        yield f"Planted bugs: {sums(bugs, 'found')['found']} of {len(bugs)} found. A zero above is worth what this shows."
-    yield "Not covered: drives that lie about their cache, damage to bytes at rest, and renames between folders (the protocol has none)."
+        yield (
+            f"Planted bugs: {sums(bugs, 'found')['found']} of {len(bugs)} found. A zero above is"
+            " worth what this shows."
+        )
+    yield (
+        "Not covered: drives that lie about their cache, damage to bytes at rest, and renames"
+        " between folders (the protocol has none)."
+    )

@@ -1,7 +1,9 @@
-"""Runs the store's own recovery and integrity check on a state, and judges it by what had been saved and acknowledged.
+"""Runs the store's own recovery and integrity check on a state, and judges it by what had been
+saved and acknowledged.
 
-The check is a function of the checkpoint, and recovery one of the names and verdicts: every distinct checkpoint is verified once, and every
-distinct set of names and verdicts recovered from once. A sample is recovered from again in a real folder, without caches.
+The check is a function of the checkpoint, and recovery one of the names and verdicts: every
+distinct checkpoint is verified once, and every distinct set of names and verdicts recovered from
+once. A sample is recovered from again in a real folder, without caches.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ class Bounded(ModelFs):
 
 @dataclass(frozen=True)
 class Recovered:
-    """`step`: of the chosen checkpoint, None if none. `right`: it matches what was saved under that step. `trouble`: how recovery itself failed.
+    """`step`: of the chosen checkpoint, None if none. `right`: it matches what was saved under that
+    step. `trouble`: how recovery itself failed.
 
-    `refused`: it rejected something. `name` and `rejected` ((name, layer) each, newest first) are compared with a real folder.
+    `refused`: it rejected something. `name` and `rejected` ((name, layer) each, newest first) are
+    compared with a real folder.
     """
 
     step: int | None = None
@@ -82,9 +86,18 @@ def outcome(found: Recovered, acked: int, begun: int) -> str:
 
 
 class RecoveryOracle:
-    """Judges the states of one disk. `verify`: the integrity check. `recover`: the store's own way to choose, if not the catalog's."""
+    """Judges the states of one disk. `verify`: the integrity check. `recover`: the store's own way
+    to choose, if not the catalog's.
+    """
 
-    def __init__(self, forest: Forest, seed: int, single: bool, verify: VerifyCheckpoint = verify_checkpoint, recover: Recover | None = None) -> None:
+    def __init__(
+        self,
+        forest: Forest,
+        seed: int,
+        single: bool,
+        verify: VerifyCheckpoint = verify_checkpoint,
+        recover: Recover | None = None,
+    ) -> None:
         self.forest, self.seed, self.single = forest, seed, single
         self._verify, self._recover = verify, recover
         self._verdicts: list[Verdict] = []
@@ -111,13 +124,23 @@ class RecoveryOracle:
     def halves(self, state: int) -> frozenset[int]:
         """Checkpoints with a whole commit record that are rejected."""
         below = dict(self._checkpoints(state))
-        reports = {name: self._verdicts[number].report for name, number in self._view(state) if number >= 0}
-        return frozenset(below[name] for name, report in reports.items() if report.commit_sha256 and not report.ok)
+        reports = {
+            name: self._verdicts[number].report for name, number in self._view(state) if number >= 0
+        }
+        return frozenset(
+            below[name]
+            for name, report in reports.items()
+            if report.commit_sha256 and not report.ok
+        )
 
     def _checkpoints(self, state: int) -> Names:
         """The names in checkpoints/ that recovery examines."""
         root = self.forest.child(state, ROOT.name)
-        return () if root is None else tuple([pair for pair in self.forest.names(root) if pair[0].startswith("step_")])
+        return (
+            ()
+            if root is None
+            else tuple([pair for pair in self.forest.names(root) if pair[0].startswith("step_")])
+        )
 
     def _view(self, state: int) -> tuple[tuple[str, int], ...]:
         """These names, each with the number of its verdict (-1: a sidecar)."""
@@ -128,13 +151,35 @@ class RecoveryOracle:
         if name.endswith(".json"):
             return -1
         beside = name.replace(".safetensors", ".json")
-        key = name, number, next((each for sidecar, each in below if sidecar == beside), -1) if self.single else -1
+        key = (
+            name,
+            number,
+            next((each for sidecar, each in below if sidecar == beside), -1) if self.single else -1,
+        )
         found = self._examined.get(key)
         if found is None:
-            fs = Bounded(RUN, {ROOT.name: {each: self.forest.tree(there) for each, there in below if each in (name, beside)}})
+            fs = Bounded(
+                RUN,
+                {
+                    ROOT.name: {
+                        each: self.forest.tree(there)
+                        for each, there in below
+                        if each in (name, beside)
+                    }
+                },
+            )
             verdict = self._asked(ROOT / name, fs, number)
             report = verdict.report
-            said = (name, report.ok, report.layer, report.reason, report.global_step, report.commit_sha256, verdict.right, verdict.trouble)
+            said = (
+                name,
+                report.ok,
+                report.layer,
+                report.reason,
+                report.global_step,
+                report.commit_sha256,
+                verdict.right,
+                verdict.trouble,
+            )
             found = self._examined[key] = self._numbers.setdefault(said, len(self._verdicts))
             if found == len(self._verdicts):
                 self._verdicts.append(verdict)
@@ -150,11 +195,19 @@ class RecoveryOracle:
 
     def _try(self, state: int) -> Recovered:
         below = self._checkpoints(state)
-        tree = self.forest.tree(state) if self._recover else {ROOT.name: {name: self.forest.tree(number) for name, number in below}}
+        tree = (
+            self.forest.tree(state)
+            if self._recover
+            else {ROOT.name: {name: self.forest.tree(number) for name, number in below}}
+        )
         assert isinstance(tree, dict)
         fs = Bounded(RUN, tree)
         try:
-            choice = self._recover(fs) if self._recover else newest_valid(fs, ROOT, lambda path: self._known(below, path))
+            choice = (
+                self._recover(fs)
+                if self._recover
+                else newest_valid(fs, ROOT, lambda path: self._known(below, path))
+            )
         except Hung:
             return Recovered(trouble="hung")
         except EcrlError:
@@ -175,7 +228,9 @@ class RecoveryOracle:
         return verdict.report
 
     def _right(self, number: int, report: IntegrityReport) -> bool:
-        """Whether the chosen checkpoint is what was saved: the digests in its manifest, and the exact bytes of its files."""
+        """Whether the chosen checkpoint is what was saved: the digests in its manifest, and the
+        exact bytes of its files.
+        """
         step = report.global_step
         if step is None:
             return False
@@ -189,7 +244,9 @@ class RecoveryOracle:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The integrity check's verdict on a checkpoint, and whether an accepted one is right. `trouble`: what it raised."""
+    """The integrity check's verdict on a checkpoint, and whether an accepted one is right.
+    `trouble`: what it raised.
+    """
 
     report: IntegrityReport
     right: bool
@@ -205,7 +262,12 @@ class Saved:
 
     @classmethod
     def of(cls, image: CheckpointImage, forest: Forest) -> Saved:
-        files = {part.name: bytes(image.memory[part.offset : part.offset + part.nbytes]) for part in image.parts}
+        files = {
+            part.name: bytes(image.memory[part.offset : part.offset + part.nbytes])
+            for part in image.parts
+        }
         if len(image.parts) > 1:  # a single file has its documents in the sidecar
             files |= image.documents
-        return cls({name: forest.number(data) for name, data in files.items()}, image_components(image))
+        return cls(
+            {name: forest.number(data) for name, data in files.items()}, image_components(image)
+        )

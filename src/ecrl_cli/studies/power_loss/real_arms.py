@@ -1,4 +1,6 @@
-"""The two arms on real file systems: `shutdown` (shut down while saving) and `blocks` (crash points of the disk's write log)."""
+"""The two arms on real file systems: `shutdown` (shut down while saving) and `blocks` (crash points
+of the disk's write log).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 
 _BLOCK_PLANTS = ("no_root_sync", "no_file_sync")
 _MOUNTING = ("root", "private mounts", "loop devices")
-NEEDS = {"shutdown": _MOUNTING, "blocks": (*_MOUNTING, "/dev/fuse", "mfusepy", "libfuse")}  # by arm; and mkfs of a file system
+# by arm; and mkfs of a file system
+NEEDS = {"shutdown": _MOUNTING, "blocks": (*_MOUNTING, "/dev/fuse", "mfusepy", "libfuse")}
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,13 @@ class RealArms:
         return self._looked.missing(arm)
 
     def skips(self) -> Sequence[Skip]:
-        """What the arms that can run leave out: file systems, and subjects whose package is not installed."""
+        """What the arms that can run leave out: file systems, and subjects whose package is not
+        installed.
+        """
         absent = [
-            Skip(f"shutdown: {subject}", reason) for subject in TORCH_SUBJECTS if (reason := lacking(subject)) and self._looked.usable("shutdown")
+            Skip(f"shutdown: {subject}", reason)
+            for subject in TORCH_SUBJECTS
+            if (reason := lacking(subject)) and self._looked.usable("shutdown")
         ]
         return [*self._looked.skips(), *absent]
 
@@ -74,9 +81,14 @@ class RealArms:
         who = Who(facts["subject"], facts["layout"], facts["variant"], payload)
         rig = self._started(torch=who.subject in TORCH_SUBJECTS)
         if facts["arm"] == "blocks":
-            return rig.blocks(BlocksTrial(who, facts["fs"], study.real_states, rng.randrange(2**32)))
+            return rig.blocks(
+                BlocksTrial(who, facts["fs"], study.real_states, rng.randrange(2**32))
+            )
         delay = rng.uniform(0.0, study.real_window_s)
-        return {**rig.shutdown(ShutdownTrial(who, facts["fs"], facts["block"], delay)), "delay_s": delay}
+        return {
+            **rig.shutdown(ShutdownTrial(who, facts["fs"], facts["block"], delay)),
+            "delay_s": delay,
+        }
 
     def close(self) -> None:
         while self._rigs:
@@ -88,7 +100,9 @@ class RealArms:
         return self._setting.scratch / ("rig-torch" if torch else "rig")
 
     def _started(self, *, torch: bool = False) -> Rig:
-        """Start a rig. Subjects that need torch have their own, as a process that has imported torch is slow to fork."""
+        """Start a rig. Subjects that need torch have their own, as a process that has imported
+        torch is slow to fork.
+        """
         if torch not in self._rigs:
             self._folder(torch).mkdir()
             self._rigs[torch] = Rig(self._folder(torch))
@@ -96,14 +110,18 @@ class RealArms:
 
     @cached_property
     def _looked(self) -> _Machine:
-        """What this machine supports. The rig used to probe is closed: trials may run in other processes."""
+        """What this machine supports. The rig used to probe is closed: trials may run in other
+        processes.
+        """
         try:
             return _look(self._study.arms, self._started)
         finally:
             self.close()
 
     def _shutdowns(self) -> Iterator[Trial]:
-        """Round by round, every subject on every file system; a planted fault in every other round."""
+        """Round by round, every subject on every file system; a planted fault in every other
+        round.
+        """
         study = self._study
         for number in range(study.real_trials):
             block = number * study.real_blocks // study.real_trials
@@ -121,8 +139,15 @@ class RealArms:
 
     def _blocks(self) -> Iterator[Trial]:
         for fs in self._looked.usable("blocks"):
-            subjects = [Subject(mode, "group") for mode in self._study.modes] + [Subject("atomic_dirsync", "single"), Subject("torch.save")]
-            for subject in subjects + [Subject("atomic_dirsync", "group", plant) for plant in _BLOCK_PLANTS if self._study.planted]:
+            subjects = [Subject(mode, "group") for mode in self._study.modes] + [
+                Subject("atomic_dirsync", "single"),
+                Subject("torch.save"),
+            ]
+            for subject in subjects + [
+                Subject("atomic_dirsync", "group", plant)
+                for plant in _BLOCK_PLANTS
+                if self._study.planted
+            ]:
                 facts = {"arm": "blocks", "fs": fs, **subject.facts}
                 yield Trial(f"blocks/{fs}/{subject.key}", facts)
 
@@ -136,7 +161,9 @@ class RealArms:
 
 @dataclass(frozen=True)
 class _Machine:
-    """`lacks`: by arm, why it cannot run at all, or nothing. `refused`: by arm and file system, why it cannot run on that one, or nothing."""
+    """`lacks`: by arm, why it cannot run at all, or nothing. `refused`: by arm and file system, why
+    it cannot run on that one, or nothing.
+    """
 
     lacks: dict[str, str]
     refused: dict[str, dict[str, str]]
@@ -146,20 +173,31 @@ class _Machine:
         return tuple(kind for kind, reason in self.refused.get(arm, {}).items() if not reason)
 
     def missing(self, arm: str) -> str:
-        return self.lacks.get(arm, "") or ("" if self.usable(arm) else "; ".join(self.refused.get(arm, {}).values()))
+        return self.lacks.get(arm, "") or (
+            "" if self.usable(arm) else "; ".join(self.refused.get(arm, {}).values())
+        )
 
     def skips(self) -> list[Skip]:
         arms = [arm for arm in self.refused if self.usable(arm)]
-        return [Skip(f"{arm}/{kind}", reason) for arm in arms for kind, reason in self.refused[arm].items() if reason]
+        return [
+            Skip(f"{arm}/{kind}", reason)
+            for arm in arms
+            for kind, reason in self.refused[arm].items()
+            if reason
+        ]
 
 
 def _look(arms: Sequence[str], started: Callable[[], Rig]) -> _Machine:
-    """Probe the machine: prerequisites first, then by making, mounting and shutting down each kind of file system."""
+    """Probe the machine: prerequisites first, then by making, mounting and shutting down each kind
+    of file system.
+    """
     lacks = {arm: prerequisites.lacking(*needed) for arm, needed in NEEDS.items() if arm in arms}
     refused: dict[str, dict[str, str]] = {arm: {} for arm, reason in lacks.items() if not reason}
     for kind, (_, command) in DISKS.items() if refused else ():
         reason = prerequisites.lacking(command[0])
-        answer: dict[str, Any] = {"error": reason, "refusal": None} if reason else started().probe(kind)
+        answer: dict[str, Any] = (
+            {"error": reason, "refusal": None} if reason else started().probe(kind)
+        )
         for arm, by_kind in refused.items():
             by_kind[kind] = answer["error"] or _refusal(arm, kind, answer["refusal"])
     return _Machine(lacks, refused)
@@ -169,4 +207,7 @@ def _refusal(arm: str, kind: str, refusal: int | None) -> str:
     """Why a file system that can be mounted is of no use to `arm`; empty if it is."""
     if arm != "shutdown" or refusal is None:
         return ""
-    return f"{kind} refuses FS_IOC_SHUTDOWN: {errno.errorcode.get(int(refusal), refusal)} (errno {refusal})"
+    return (
+        f"{kind} refuses FS_IOC_SHUTDOWN: {errno.errorcode.get(int(refusal), refusal)} (errno"
+        f" {refusal})"
+    )

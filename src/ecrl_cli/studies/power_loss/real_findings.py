@@ -1,4 +1,6 @@
-"""What the real arms show: tables, a figure, notes and gates; against the model, too, which must allow every outcome of a real file system."""
+"""What the real arms show: tables, a figure, notes and gates; against the model, too, which must
+allow every outcome of a real file system.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,49 @@ from typing import Any
 from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_gate, nothing
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Figure, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.result import (
+    PROPORTION_COLUMNS,
+    Column,
+    Figure,
+    Series,
+    Table,
+    proportion,
+    upper_bound,
+)
 from ecrl_cli.studies.frame.study import Record, Results
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, fact, grouped, sums, total, value
+from ecrl_cli.studies.frame.tables import (
+    Cells,
+    Group,
+    TableSpec,
+    cell,
+    fact,
+    grouped,
+    sums,
+    total,
+    value,
+)
 from ecrl_cli.studies.power_loss.model_trial import NEVER
 from ecrl_cli.studies.power_loss.real_process import LOST, OUTCOMES
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, SETTLED
 
 ARMS = ("shutdown", "blocks")
 WEAK = ("unsafe", "atomic_nodirsync")
-# ext4, XFS and btrfs write earlier names along with any fsync, so only the model can show what this one breaks.
+# ext4, XFS and btrfs write earlier names along with any fsync, so only the model can show what this
+# one breaks.
 DRAGGED_ALONG = ("no_parent_sync",)
 
 
 def outcomes(records: Iterable[Record]) -> Counter[str]:
-    """How often each outcome occurs in the records: one per trial (shutdown), or one per state (blocks)."""
-    return sum((Counter(r.found["outcomes"] if r.facts["arm"] == "blocks" else [r.found["outcome"]]) for r in records), Counter())
+    """How often each outcome occurs in the records: one per trial (shutdown), or one per state
+    (blocks).
+    """
+    return sum(
+        (
+            Counter(r.found["outcomes"] if r.facts["arm"] == "blocks" else [r.found["outcome"]])
+            for r in records
+        ),
+        Counter(),
+    )
 
 
 def lost(records: Iterable[Record]) -> int:
@@ -44,7 +73,9 @@ def is_safe(record: Record) -> bool:
 
 def _label(record: Record) -> str:
     facts = record.facts
-    variant = {"": "", SETTLED: ", with pointers and retention"}.get(facts["variant"], f", planted {facts['variant']}")
+    variant = {"": "", SETTLED: ", with pointers and retention"}.get(
+        facts["variant"], f", planted {facts['variant']}"
+    )
     return str(facts["subject"]) + (f", {facts['layout']}" if facts["layout"] else "") + variant
 
 
@@ -56,7 +87,9 @@ def _counts(group: Group) -> dict[str, int]:
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-_OUTCOMES = Cells(tuple(Column(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES), _counts)
+_OUTCOMES = Cells(
+    tuple(Column(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES), _counts
+)
 
 
 def _loss(group: Group) -> dict[str, Any]:
@@ -66,7 +99,9 @@ def _loss(group: Group) -> dict[str, Any]:
 
 
 def _per_block(group: Group) -> str:
-    blocks = grouped(sorted(group, key=lambda r: int(r.facts["block"])), lambda r: r.facts["block"]).values()
+    blocks = grouped(
+        sorted(group, key=lambda r: int(r.facts["block"])), lambda r: r.facts["block"]
+    ).values()
     return ", ".join(f"{lost(block)}/{len(block)}" for block in blocks)
 
 
@@ -76,21 +111,37 @@ def _phases(results: Results) -> Table:
     counts = {fs: Counter(record.found["phase"] for record in by_fs[fs]) for fs in sorted(by_fs)}
     times = sum(counts.values(), Counter[str]())
     phases = sorted(times, key=lambda phase: (-times[phase], phase))
-    columns = (Column("phase", "the last point that the save had passed"), *(Column(fs, fs, "count") for fs in counts))
-    rows = tuple({"phase": phase} | {fs: count[phase] for fs, count in counts.items()} for phase in phases)
+    columns = (
+        Column("phase", "the last point that the save had passed"),
+        *(Column(fs, fs, "count") for fs in counts),
+    )
+    rows = tuple(
+        {"phase": phase} | {fs: count[phase] for fs, count in counts.items()} for phase in phases
+    )
     note = "The points are those of the protocol; other subjects only have saving and acknowledged."
     return Table("real-phases", "When the power went", columns, rows, note)
 
 
 def _planted(results: Results) -> Table:
     """A row per fault, with a column per arm and file system on which any was tried."""
-    by_place = grouped((r for r in results.of(*ARMS) if r.facts["variant"] in PLANTS), lambda r: (r.facts["arm"], r.facts["fs"]))
+    by_place = grouped(
+        (r for r in results.of(*ARMS) if r.facts["variant"] in PLANTS),
+        lambda r: (r.facts["arm"], r.facts["fs"]),
+    )
     places = sorted(by_place, reverse=True)
-    columns = [Column("plant", "fault"), Column("breaks", "what it breaks"), Column("found", "found")]
+    columns = [
+        Column("plant", "fault"),
+        Column("breaks", "what it breaks"),
+        Column("found", "found"),
+    ]
     columns += [Column(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in places]
     rows = []
     for plant, breaks in PLANTS.items() if places else ():
-        row: dict[str, Any] = {"plant": plant, "breaks": breaks, "found": "no, as expected" if plant in DRAGGED_ALONG else "no"}
+        row: dict[str, Any] = {
+            "plant": plant,
+            "breaks": breaks,
+            "found": "no, as expected" if plant in DRAGGED_ALONG else "no",
+        }
         for arm, fs in places:
             tried = [record for record in by_place[arm, fs] if record.facts["variant"] == plant]
             row[f"{arm}-{fs}"] = f"{lost(tried)} of {outcomes(tried).total()}" if tried else None
@@ -108,10 +159,19 @@ TABLES = (
         columns=(
             total("saves", "acknowledged saves", "acknowledged"),
             _OUTCOMES,
-            Cells((*PROPORTION_COLUMNS, Column("upper", "one-sided exact 95% upper bound of a zero", "share")), _loss),
+            Cells(
+                (
+                    *PROPORTION_COLUMNS,
+                    Column("upper", "one-sided exact 95% upper bound of a zero", "share"),
+                ),
+                _loss,
+            ),
             cell("blocks", "lost per block", "text", _per_block),
         ),
-        note="Per trial: did recovery give back less than was acknowledged? Subjects that are not ours are read by their own readers, newest first.",
+        note=(
+            "Per trial: did recovery give back less than was acknowledged? Subjects that are not"
+            " ours are read by their own readers, newest first."
+        ),
         sort=lambda r: r.facts["fs"],
     ),
     _phases,
@@ -121,12 +181,22 @@ TABLES = (
         ("blocks",),
         by=_WHO,
         columns=(
-            *(total("states", "states rebuilt"), total("prefixes", "of which prefixes of the log"), total("writes", "writes in the log")),
-            *(total("flushes", "flushes"), total("epochs", "groups of writes between flushes"), total("exhausted", "of which tried in full")),
+            *(
+                total("states", "states rebuilt"),
+                total("prefixes", "of which prefixes of the log"),
+                total("writes", "writes in the log"),
+            ),
+            *(
+                total("flushes", "flushes"),
+                total("epochs", "groups of writes between flushes"),
+                total("exhausted", "of which tried in full"),
+            ),
             *(_OUTCOMES, cell("k", "lost", "count", lost)),
         ),
-        note="Prefixes of the log, and states that lack some of the writes since the last flush, or parts of one. They are no random sample: no "
-        "intervals.",
+        note=(
+            "Prefixes of the log, and states that lack some of the writes since the last flush, or"
+            " parts of one. They are no random sample: no intervals."
+        ),
         sort=lambda r: r.facts["fs"],
     ),
     _planted,
@@ -136,14 +206,32 @@ TABLES = (
 def figures(results: Results) -> Iterator[Figure]:
     by_subject = grouped(results.of("shutdown"), lambda r: (r.facts["fs"], _label(r)))
     kinds = sorted({fs for fs, _ in by_subject})
-    subjects = tuple(dict.fromkeys(subject for fs in kinds for each, subject in by_subject if each == fs and "planted" not in subject))
+    subjects = tuple(
+        dict.fromkeys(
+            subject
+            for fs in kinds
+            for each, subject in by_subject
+            if each == fs and "planted" not in subject
+        )
+    )
     series = []
     for fs in kinds:
         tried = [by_subject.get((fs, subject), []) for subject in subjects]
         shares = [proportion(lost(records), len(records)) for records in tried]
-        y, low, high = (tuple(share[key] or 0.0 for share in shares) for key in ("rate", "wilson_low", "wilson_high"))
+        y, low, high = (
+            tuple(share[key] or 0.0 for share in shares)
+            for key in ("rate", "wilson_low", "wilson_high")
+        )
         series.append(Series(fs, y, low=low, high=high))
-    yield Figure("real-loss", "Shutdowns that lost an acknowledged checkpoint", "bars", "", "share of shutdowns", tuple(series), categories=subjects)
+    yield Figure(
+        "real-loss",
+        "Shutdowns that lost an acknowledged checkpoint",
+        "bars",
+        "",
+        "share of shutdowns",
+        tuple(series),
+        categories=subjects,
+    )
 
 
 def classes(results: Results) -> dict[str, set[str]]:
@@ -162,34 +250,96 @@ def gates(results: Results) -> Iterator[Gate]:
 def _gates(arm: str, records: Sequence[Record]) -> Iterator[Gate]:
     ours = list(filter(is_ours, records))
     safe = list(filter(is_safe, records))
-    wrong = [f"{record.key}: {dict(outcomes([record]))}" for record in safe if lost([record]) or outcomes([record])["detected"]]
-    yield nothing(f"{arm}: atomic_dirsync", wrong, f"0 of {outcomes(safe).total()} lost an acknowledged checkpoint")
-    wrong = [f"{record.key}: {dict(outcomes([record]))}" for record in ours if any(outcomes([record])[outcome] for outcome in NEVER)]
-    yield nothing(f"{arm}: never wrong", wrong, f"0 of {outcomes(ours).total()} silently wrong, a traceback or hung, in every mode")
+    wrong = [
+        f"{record.key}: {dict(outcomes([record]))}"
+        for record in safe
+        if lost([record]) or outcomes([record])["detected"]
+    ]
+    yield nothing(
+        f"{arm}: atomic_dirsync",
+        wrong,
+        f"0 of {outcomes(safe).total()} lost an acknowledged checkpoint",
+    )
+    wrong = [
+        f"{record.key}: {dict(outcomes([record]))}"
+        for record in ours
+        if any(outcomes([record])[outcome] for outcome in NEVER)
+    ]
+    yield nothing(
+        f"{arm}: never wrong",
+        wrong,
+        f"0 of {outcomes(ours).total()} silently wrong, a traceback or hung, in every mode",
+    )
     yield _sensitive(arm, ours)
     if arm == "shutdown":
-        wrong = [record.key for record in records if not record.found["cut"] or record.found["acknowledged"] < 1]
-        yield nothing("shutdown: injected", wrong, f"all {len(records)} were cut off after an acknowledged save")
+        wrong = [
+            record.key
+            for record in records
+            if not record.found["cut"] or record.found["acknowledged"] < 1
+        ]
+        yield nothing(
+            "shutdown: injected",
+            wrong,
+            f"all {len(records)} were cut off after an acknowledged save",
+        )
     else:
-        wrong = [record.key for record in records if not record.found["after_acknowledgement"] or record.found["unmountable"]]
-        yield nothing("blocks: injected", wrong, f"{sums(records, 'states')['states']} states of {len(records)} logs were rebuilt and mounted")
-    wrong = [record.key for record in ours if (record.found["goes_on"] is False if arm == "shutdown" else record.found["stuck"])]
-    yield nothing(f"{arm}: goes on", wrong, "after every recovery the next save worked and was found")
-    bugs = grouped((r for r in records if r.facts["variant"] in PLANTS and r.facts["variant"] not in DRAGGED_ALONG), lambda r: r.facts["variant"])
+        wrong = [
+            record.key
+            for record in records
+            if not record.found["after_acknowledgement"] or record.found["unmountable"]
+        ]
+        yield nothing(
+            "blocks: injected",
+            wrong,
+            f"{sums(records, 'states')['states']} states of {len(records)} logs were rebuilt and"
+            " mounted",
+        )
+    wrong = [
+        record.key
+        for record in ours
+        if (record.found["goes_on"] is False if arm == "shutdown" else record.found["stuck"])
+    ]
+    yield nothing(
+        f"{arm}: goes on", wrong, "after every recovery the next save worked and was found"
+    )
+    bugs = grouped(
+        (
+            r
+            for r in records
+            if r.facts["variant"] in PLANTS and r.facts["variant"] not in DRAGGED_ALONG
+        ),
+        lambda r: r.facts["variant"],
+    )
     if bugs:  # one counts as found if it lost something on any file system of the arm
-        yield from mutants_gate({plant: bool(lost(tried)) for plant, tried in bugs.items()}, f"{arm}: planted")
+        yield from mutants_gate(
+            {plant: bool(lost(tried)) for plant, tried in bugs.items()}, f"{arm}: planted"
+        )
 
 
 def _sensitive(arm: str, ours: Sequence[Record]) -> Gate:
-    """A mode without syncs must lose something; otherwise the rig, and any zero it shows, is not credible."""
-    weak = [record for record in ours if record.facts["subject"] in WEAK and record.facts["variant"] != SETTLED]
+    """A mode without syncs must lose something; otherwise the rig, and any zero it shows, is not
+    credible.
+    """
+    weak = [
+        record
+        for record in ours
+        if record.facts["subject"] in WEAK and record.facts["variant"] != SETTLED
+    ]
     cells = grouped(weak, lambda r: f"{r.facts['subject']} on {r.facts['fs']}")
     told = {name: (lost(records), outcomes(records).total()) for name, records in cells.items()}
     blind = [f"{name} lost none of {tried}" for name, (gone, tried) in told.items() if not gone]
     if not cells:
-        return Gate(f"{arm}: sensitive", False, "no mode that may lose was tried: this rig's zeros show nothing")
+        return Gate(
+            f"{arm}: sensitive",
+            False,
+            "no mode that may lose was tried: this rig's zeros show nothing",
+        )
     found = "; ".join(f"{name} lost {gone} of {tried}" for name, (gone, tried) in told.items())
-    return Gate(f"{arm}: sensitive", not blind, f"the rig is insensitive: {'; '.join(blind)}" if blind else found)
+    return Gate(
+        f"{arm}: sensitive",
+        not blind,
+        f"the rig is insensitive: {'; '.join(blind)}" if blind else found,
+    )
 
 
 def notes(results: Results) -> Iterator[str]:
@@ -198,32 +348,42 @@ def notes(results: Results) -> Iterator[str]:
         if not lost(safe):
             kernels = " and ".join(sorted({record.found["kernel"] for record in safe}))
             yield (
-                f"0 of {len(safe)} injected shutdowns (kernel {kernels}, {fs} defaults, saves back to back, shutdown uniform over "
-                f"0-{results.keys.real_window_s * 1000:g} ms after the first acknowledgement) lost an acknowledged checkpoint under atomic_dirsync: "
-                f"loss probability per such shutdown below {upper_bound(len(safe)):.2%} at 95% confidence (one-sided, exact)."
+                f"0 of {len(safe)} injected shutdowns (kernel {kernels}, {fs} defaults, saves back"
+                f" to back, shutdown uniform over 0-{results.keys.real_window_s * 1000:g} ms after"
+                " the first acknowledgement) lost an acknowledged checkpoint under atomic_dirsync:"
+                f" loss probability per such shutdown below {upper_bound(len(safe)):.2%} at 95%"
+                " confidence (one-sided, exact)."
             )
     if records:
         yield (
-            "The loss rates of the weaker modes depend on when the power goes relative to the next fsync or the journal's timer: they say that "
-            "losses exist, not how often they happen in production. A pointer that is synced after the save takes the save's name along: with "
-            "pointers atomic_nodirsync loses less."
+            "The loss rates of the weaker modes depend on when the power goes relative to the next"
+            " fsync or the journal's timer: they say that losses exist, not how often they happen"
+            " in production. A pointer that is synced after the save takes the save's name along:"
+            " with pointers atomic_nodirsync loses less."
         )
-        yield "The shutdown arm tests the file system's journal and ordering: no lying device cache, no torn sectors."
+        yield (
+            "The shutdown arm tests the file system's journal and ordering: no lying device cache,"
+            " no torn sectors."
+        )
     if late := sums(records, "late")["late"]:
-        yield f"{late} saves were acknowledged while their file system was already shutting down: after the power loss, so they do not count."
+        yield (
+            f"{late} saves were acknowledged while their file system was already shutting down:"
+            " after the power loss, so they do not count."
+        )
     dragged = [record for record in records if record.facts["variant"] in DRAGGED_ALONG]
     if dragged and not lost(dragged):
         kinds = " and ".join(sorted({record.facts["fs"] for record in dragged}))
         yield (
-            f"Without the sync of the run directory 0 of {len(dragged)} lost anything on {kinds}, which write earlier names along with any fsync: "
-            "only the model shows that fault."
+            f"Without the sync of the run directory 0 of {len(dragged)} lost anything on {kinds},"
+            " which write earlier names along with any fsync: only the model shows that fault."
         )
     safe = list(filter(is_safe, results.of("blocks")))
     if safe and not lost(safe):
         tried = sums(safe, "states", "prefixes")
         kinds = ", ".join(sorted({record.facts["fs"] for record in safe}))
         yield (
-            f"atomic_dirsync lost nothing in {tried['states']} states of the disk ({tried['prefixes']} prefixes of the block log, "
-            f"{tried['states'] - tried['prefixes']} with writes since the last flush missing or torn at 4 KiB) on {kinds}: states of {len(safe)} "
-            "recorded runs, no probability."
+            f"atomic_dirsync lost nothing in {tried['states']} states of the disk"
+            f" ({tried['prefixes']} prefixes of the block log,"
+            f" {tried['states'] - tried['prefixes']} with writes since the last flush missing or"
+            f" torn at 4 KiB) on {kinds}: states of {len(safe)} recorded runs, no probability."
         )

@@ -1,4 +1,6 @@
-"""A trial's processes: one saves until it is killed, one recovers; both are forked, monitored, and given a deadline."""
+"""A trial's processes: one saves until it is killed, one recovers; both are forked, monitored, and
+given a deadline.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from itertools import count
 from pathlib import Path
 
 from ecrl_cli.checkpoint.format.names import CRASH_POINTS
-from ecrl_cli.config.checkpointers import DCP, TORCH_CHECKPOINTING, TORCH_SAVE_DURABLE, TORCHSNAPSHOT
+from ecrl_cli.config.checkpointers import (
+    DCP,
+    TORCH_CHECKPOINTING,
+    TORCH_SAVE_DURABLE,
+    TORCHSNAPSHOT,
+)
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import EcrlError, shown
 from ecrl_cli.linux.clock import monotonic
@@ -24,17 +31,40 @@ from ecrl_cli.studies.frame.child import forked
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.power_loss.subject_store import Mark, Recovered, StoreSubject, Subject
 
-TORCH_SUBJECTS = ("torch.save", "torch.save-durable", TORCH_SAVE_DURABLE.subject, DCP.subject, TORCH_CHECKPOINTING.subject, TORCHSNAPSHOT.subject)
-PHASES = ("saving", "acknowledged", *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS))
-OUTCOMES = ("new", "lost_ack", "lost_all", "empty_ok", "detected", "silent_wrong", "untyped", "hung")
+TORCH_SUBJECTS = (
+    "torch.save",
+    "torch.save-durable",
+    TORCH_SAVE_DURABLE.subject,
+    DCP.subject,
+    TORCH_CHECKPOINTING.subject,
+    TORCHSNAPSHOT.subject,
+)
+PHASES = (
+    "saving",
+    "acknowledged",
+    *dict.fromkeys(point.partition(":")[0] for point in CRASH_POINTS),
+)
+OUTCOMES = (
+    "new",
+    "lost_ack",
+    "lost_all",
+    "empty_ok",
+    "detected",
+    "silent_wrong",
+    "untyped",
+    "hung",
+)
 LOST = ("lost_ack", "lost_all")
-_ACK = struct.Struct("=Qd")  # the step, and the time, or instead of the time the length of the disk's log
+# the step, and the time, or instead of the time the length of the disk's log
+_ACK = struct.Struct("=Qd")
 _DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Who:
-    """A subject: one of the write modes or TORCH_SUBJECTS; `variant`: a planted fault, SETTLED, or empty."""
+    """A subject: one of the write modes or TORCH_SUBJECTS; `variant`: a planted fault, SETTLED, or
+    empty.
+    """
 
     subject: str
     layout: str
@@ -52,7 +82,9 @@ class Who:
 
 @dataclass(frozen=True)
 class Answer:
-    """Recovery's result: what it recovered, or an outcome (`detected`, `untyped`, `hung`) and why."""
+    """Recovery's result: what it recovered, or an outcome (`detected`, `untyped`, `hung`) and
+    why.
+    """
 
     outcome: str = ""
     recovered: Recovered | None = None
@@ -60,7 +92,9 @@ class Answer:
 
 
 def outcome_of(answer: Answer, acknowledged: int | None, started: int) -> str:
-    """The class of a recovery; `acknowledged`: the last acknowledged step, `started`: the last one started."""
+    """The class of a recovery; `acknowledged`: the last acknowledged step, `started`: the last one
+    started.
+    """
     found = answer.recovered
     if found is None:
         return answer.outcome
@@ -72,9 +106,13 @@ def outcome_of(answer: Answer, acknowledged: int | None, started: int) -> str:
 
 
 class Saver:
-    """A process that saves step 1, 2, 3, ... (up to `steps`) into `folder` and reports acknowledged steps."""
+    """A process that saves step 1, 2, 3, ... (up to `steps`) into `folder` and reports acknowledged
+    steps.
+    """
 
-    def __init__(self, who: Who, folder: Path, steps: int | None = None, log: int | None = None) -> None:
+    def __init__(
+        self, who: Who, folder: Path, steps: int | None = None, log: int | None = None
+    ) -> None:
         self._shared = mmap.mmap(-1, 4096)  # the phase in the first byte, then the text of an error
         self._pipe, write = os.pipe()
         parent = os.getpid()
@@ -82,7 +120,9 @@ class Saver:
         if self._pid == 0:
             die_with_parent(parent)
             os.close(self._pipe)
-            _in_child(lambda: self._save(who.made(folder, self._mark), write, steps, log), self._report)
+            _in_child(
+                lambda: self._save(who.made(folder, self._mark), write, steps, log), self._report
+            )
         os.close(write)
         self.acknowledged: list[tuple[int, float]] = []
 
@@ -91,7 +131,9 @@ class Saver:
         return PHASES[self._shared[0]]
 
     def wait_for_first(self) -> None:
-        """Wait until one checkpoint is acknowledged. Raises EcrlError if the process ends before."""
+        """Wait until one checkpoint is acknowledged. Raises EcrlError if the process ends
+        before.
+        """
         self._receive(_DEADLINE_S, until_end=False)
         if not self.acknowledged:
             raise EcrlError("power-loss", f"no checkpoint was saved: {self.stop()}", "report this")

@@ -1,4 +1,6 @@
-"""The process that mounts file systems and shuts them down while they are saved to, in a private mount namespace. It gets lines of JSON."""
+"""The process that mounts file systems and shuts them down while they are saved to, in a private
+mount namespace. It gets lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,30 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_mounts
 from ecrl_cli.linux.pdeathsig import die_with_parent
 from ecrl_cli.studies.frame.child import JsonProgram, serve
-from ecrl_cli.studies.power_loss.disk_mounts import LoopDevice, cut_off, make_filesystem, mount, sync_disk, unmount
+from ecrl_cli.studies.power_loss.disk_mounts import (
+    LoopDevice,
+    cut_off,
+    make_filesystem,
+    mount,
+    sync_disk,
+    unmount,
+)
 from ecrl_cli.studies.power_loss.real_blocks import Blocks, BlocksTrial
-from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, Who, outcome_of, recover
+from ecrl_cli.studies.power_loss.real_process import (
+    TORCH_SUBJECTS,
+    Answer,
+    Saver,
+    Who,
+    outcome_of,
+    recover,
+)
 
 
 @dataclass(frozen=True)
 class ShutdownTrial:
-    """`block`: trials with the same one share a file system. `delay_s`: from the first acknowledgement to the power loss."""
+    """`block`: trials with the same one share a file system. `delay_s`: from the first
+    acknowledgement to the power loss.
+    """
 
     who: Who
     fs: str
@@ -46,7 +64,9 @@ class _Disk:
         mount(self._device.path, place, kind)
 
     def power_cycle(self) -> None:
-        """Mount again; only durable data comes back, as the file system's page cache goes with the mount."""
+        """Mount again; only durable data comes back, as the file system's page cache goes with the
+        mount.
+        """
         unmount(self.place)
         mount(self._device.path, self.place, self.kind)
 
@@ -57,7 +77,9 @@ class _Disk:
 
 
 class Shutdowns:
-    """`scratch` is on another file system; the disks are mounted in it, visible only to this process and its children."""
+    """`scratch` is on another file system; the disks are mounted in it, visible only to this
+    process and its children.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -78,15 +100,27 @@ class Shutdowns:
         finally:
             error = saver.stop()
         if not alive:
-            raise EcrlError("power-loss", f"the saving process ended before the power loss: {error}", "report this")
+            raise EcrlError(
+                "power-loss",
+                f"the saving process ended before the power loss: {error}",
+                "report this",
+            )
         dead = _is_dead(disk.place)
         disk.power_cycle()
-        # Only acknowledgements before the power loss count: during an XFS shutdown an fsync may return although its log record is lost.
+        # Only acknowledgements before the power loss count: during an XFS shutdown an fsync may
+        # return although its log record is lost.
         told, late = saver.told(moment), saver.told(math.inf)
-        return {**_found(recover(trial.who, folder), told, late + 1), "late": late - told, "phase": phase, "cut": dead}
+        return {
+            **_found(recover(trial.who, folder), told, late + 1),
+            "late": late - told,
+            "phase": phase,
+            "cut": dead,
+        }
 
     def refusal(self, kind: str) -> int | None:
-        """The errno with which a file system of that kind refuses a shutdown; None if it does not."""
+        """The errno with which a file system of that kind refuses a shutdown; None if it does
+        not.
+        """
         disk = _Disk(kind, 0, self._scratch / f"try-{kind}")
         try:
             cut_off(disk.place, self._scratch)
@@ -135,7 +169,12 @@ class Rig:
 
     def __init__(self, scratch: Path) -> None:
         # in its own process session: Ctrl-C is handled by the study
-        self._program = JsonProgram("ecrl_cli.studies.power_loss.real_rig", str(scratch), str(os.getpid()), start_new_session=True)
+        self._program = JsonProgram(
+            "ecrl_cli.studies.power_loss.real_rig",
+            str(scratch),
+            str(os.getpid()),
+            start_new_session=True,
+        )
 
     def shutdown(self, trial: ShutdownTrial) -> dict[str, Any]:
         return self._ask("shutdown", encode(trial))
@@ -144,8 +183,9 @@ class Rig:
         return self._ask("blocks", encode(trial))
 
     def probe(self, kind: str) -> dict[str, Any]:
-        """`error`: why a file system of that kind cannot be made and mounted here (empty: it can). `refusal`: errno with which its shutdown fails
-        (None: it works)."""
+        """`error`: why a file system of that kind cannot be made and mounted here (empty: it can).
+        `refusal`: errno with which its shutdown fails (None: it works).
+        """
         return self._ask("probe", kind)
 
     def close(self) -> None:

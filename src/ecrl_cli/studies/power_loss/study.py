@@ -19,10 +19,14 @@ def _arm(
     keys: tuple[str, ...],
     missing: Callable[[StudyContext], str] = lambda context: "",
 ) -> Arm:
-    """The arm `name` of the trials from `trials(context)`, which several arms share; on if the user asks for one of `keys`."""
+    """The arm `name` of the trials from `trials(context)`, which several arms share; on if the user
+    asks for one of `keys`.
+    """
     return Arm(
         name,
-        lambda context: [trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name],
+        lambda context: [
+            trial for trial in context.shared(trials).plan() if trial.facts["arm"] == name
+        ],
         lambda context, trial: context.shared(trials).run(trial),
         lambda asked: any(key in asked.arms for key in keys),
         missing,
@@ -34,7 +38,9 @@ def _real_arm(name: str) -> Arm:
 
 
 def not_kinder(results: Results) -> Iterator[Gate]:
-    """Every outcome of a mode on a real file system must be possible in the model, where both were tried."""
+    """Every outcome of a mode on a real file system must be possible in the model, where both were
+    tried.
+    """
     allowed, seen = model.classes(results), real.classes(results)
     if not allowed or not results.of(*real.ARMS):
         return
@@ -43,17 +49,31 @@ def not_kinder(results: Results) -> Iterator[Gate]:
         for mode, found in sorted(seen.items())
         for outcome in sorted(found - allowed.get(mode, set()))
     ]
-    kept = f"the model has all {sum(map(len, seen.values()))} outcomes that {len(seen)} modes showed on real file systems"
-    yield Gate("model not kinder", bool(seen) and not missing, "; ".join(missing) or (kept if seen else "no real trial ran"))
+    kept = (
+        f"the model has all {sum(map(len, seen.values()))} outcomes that {len(seen)} modes showed"
+        " on real file systems"
+    )
+    yield Gate(
+        "model not kinder",
+        bool(seen) and not missing,
+        "; ".join(missing) or (kept if seen else "no real trial ran"),
+    )
 
 
 STUDY = Study(
     keys=PowerLoss,
-    description="Power loss: every legal state of a model; file systems cut off; every crash point of what a disk was told.",
+    description=(
+        "Power loss: every legal state of a model; file systems cut off; every crash point of what"
+        " a disk was told."
+    ),
     arms=(*(_arm(name, ModelArm, ("model",)) for name in model.ARMS), *map(_real_arm, real.ARMS)),
     tables=(*model.TABLES, *real.TABLES),
     figures=lambda results: (*model.figures(results), *real.figures(results)),
     gates=(model.gates, real.gates, not_kinder),
     notes=lambda results: (*model.notes(results), *real.notes(results)),
-    skips=lambda context: context.shared(RealArms).skips() if any(arm in context.keys.arms for arm in real.ARMS) else (),
+    skips=lambda context: (
+        context.shared(RealArms).skips()
+        if any(arm in context.keys.arms for arm in real.ARMS)
+        else ()
+    ),
 )

@@ -1,4 +1,6 @@
-"""The checkpoint store as a test subject: the product's code in a mode and a layout, or with a planted fault."""
+"""The checkpoint store as a test subject: the product's code in a mode and a layout, or with a
+planted fault.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ SETTLED = "settled"  # no fault: pointers and retention follow each save, as in 
 
 @dataclass(frozen=True)
 class Recovered:
-    """`step`: the newest that the subject's own reader accepts (None: none). `exact`: its content is what was saved. `refused`: newer ones
-    rejected. `goes_on`: the next save works and is found (None if not tried)."""
+    """`step`: the newest that the subject's own reader accepts (None: none). `exact`: its content
+    is what was saved. `refused`: newer ones rejected. `goes_on`: the next save works and is found
+    (None if not tried).
+    """
 
     step: int | None
     exact: bool
@@ -46,10 +50,14 @@ class Subject(Protocol):
         """In the saving process, before the first save."""
 
     def save(self, step: int, acknowledge: Acknowledge) -> None:
-        """Save; call `acknowledge` at the moment the real caller would be told that the checkpoint is saved."""
+        """Save; call `acknowledge` at the moment the real caller would be told that the checkpoint
+        is saved.
+        """
 
     def recover(self, *, go_on: bool) -> Recovered:
-        """Runs in another process after the power loss. `go_on`: save the next one too, if the subject is a store."""
+        """Runs in another process after the power loss. `go_on`: save the next one too, if the
+        subject is a store.
+        """
 
 
 # The file system of those that leave out a sync.
@@ -63,8 +71,21 @@ _FORGETFUL = {
 class StoreSubject:
     """`mark` is called at each protocol point of the save."""
 
-    def __init__(self, folder: Path, payload: Payload, mode: str, layout: str, variant: str = "", mark: Mark = lambda _: None) -> None:
-        self._root, self._payload, self._variant, self._mark = folder / "checkpoints", payload, variant, mark
+    def __init__(
+        self,
+        folder: Path,
+        payload: Payload,
+        mode: str,
+        layout: str,
+        variant: str = "",
+        mark: Mark = lambda _: None,
+    ) -> None:
+        self._root, self._payload, self._variant, self._mark = (
+            folder / "checkpoints",
+            payload,
+            variant,
+            mark,
+        )
         self._layout, self._config = layout, store_config(mode, keep=3)
         fs = _FORGETFUL[variant](PosixFs(), self._root) if variant in _FORGETFUL else PosixFs()
         self._store = CheckpointStore(self._root, self._config, fs, self._point)
@@ -91,9 +112,16 @@ class StoreSubject:
             report = choice.report
             step = report.global_step if report else None
             exact = step is None or (
-                report is not None and report.manifest is not None and components(report.manifest) == self._payload.content(self._layout, step)
+                report is not None
+                and report.manifest is not None
+                and components(report.manifest) == self._payload.content(self._layout, step)
             )
-            return Recovered(step, exact, len(choice.rejected), self._goes_on(store, (step or 0) + 1) if go_on else None)
+            return Recovered(
+                step,
+                exact,
+                len(choice.rejected),
+                self._goes_on(store, (step or 0) + 1) if go_on else None,
+            )
         finally:
             store.close()
 

@@ -1,4 +1,6 @@
-"""Common alternatives on the same rig: torch.save as usually written, and two that save a folder; each with its own reader."""
+"""Common alternatives on the same rig: torch.save as usually written, and two that save a folder;
+each with its own reader.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,29 @@ State = dict[str, torch.Tensor]
 
 
 class TorchSubject:
-    """A file or folder per step. `durable`: the file is written under a temporary name, synced and renamed; the folder is not synced, as is usual."""
+    """A file or folder per step. `durable`: the file is written under a temporary name, synced and
+    renamed; the folder is not synced, as is usual.
+    """
 
-    def __init__(self, folder: Path, payload: Payload, checkpointer: Checkpointer, *, durable: bool = False) -> None:
-        self._folder, self._payload, self._checkpointer, self._durable, self._fs = folder, payload, checkpointer, durable, PosixFs()
+    def __init__(
+        self, folder: Path, payload: Payload, checkpointer: Checkpointer, *, durable: bool = False
+    ) -> None:
+        self._folder, self._payload, self._checkpointer, self._durable, self._fs = (
+            folder,
+            payload,
+            checkpointer,
+            durable,
+            PosixFs(),
+        )
 
     def begin(self) -> None:
         """Nothing to prepare."""
 
     def save(self, step: int, acknowledge: Acknowledge) -> None:
-        path, state = self._folder / f"step_{step:08d}{self._checkpointer.suffix}", _state(self._payload, step)
+        path, state = (
+            self._folder / f"step_{step:08d}{self._checkpointer.suffix}",
+            _state(self._payload, step),
+        )
         if self._durable:
             temporary = path.with_suffix(".tmp")
             with temporary.open("wb") as file:
@@ -51,30 +66,45 @@ class TorchSubject:
             except BaseException:  # CheckpointException does not derive from Exception
                 refused += 1
                 continue
-            same = state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in expected)
+            same = state.keys() == expected.keys() and all(
+                torch.equal(state[name], expected[name]) for name in expected
+            )
             return Recovered(step, same, refused)
         return Recovered(None, True, refused)
 
 
 def subject(name: str, folder: Path, payload: Payload) -> TorchSubject:
     """The subject `name`, one of `real_process.TORCH_SUBJECTS`."""
-    known = {"torch.save-durable": TORCH_SAVE.name, TORCH_SAVE_DURABLE.subject: TORCH_SAVE_DURABLE.name, DCP.subject: DCP.name}
-    return TorchSubject(folder, payload, checkpointer(known.get(name, name)), durable=name == "torch.save-durable")
+    known = {
+        "torch.save-durable": TORCH_SAVE.name,
+        TORCH_SAVE_DURABLE.subject: TORCH_SAVE_DURABLE.name,
+        DCP.subject: DCP.name,
+    }
+    return TorchSubject(
+        folder, payload, checkpointer(known.get(name, name)), durable=name == "torch.save-durable"
+    )
 
 
 def prepare(folder: Path, name: str) -> None:
-    """Runs before forking: imports what is imported on first use, and sets one thread, because a thread pool does not survive a fork."""
+    """Runs before forking: imports what is imported on first use, and sets one thread, because a
+    thread pool does not survive a fork.
+    """
     torch.set_num_threads(1)
     logging.disable()  # readers print a traceback for each partial checkpoint
     folder.mkdir(exist_ok=True)
     warm = subject(name, folder, Payload(0, 64, 64))
     warm.save(1, lambda _: None)
     if warm.recover(go_on=False).step != 1:
-        raise EcrlError("power-loss", f"{name} cannot read what it wrote", "see whether it is whole")
+        raise EcrlError(
+            "power-loss", f"{name} cannot read what it wrote", "see whether it is whole"
+        )
 
 
 def _state(payload: Payload, step: int) -> State:
     generator = random.Random(f"{payload.seed}/{step}")
     sizes = {"parameters": payload.model_bytes, "optimizer": payload.optimizer_bytes}
-    state = {name: torch.frombuffer(bytearray(generator.randbytes(size)), dtype=torch.uint8) for name, size in sizes.items()}
+    state = {
+        name: torch.frombuffer(bytearray(generator.randbytes(size)), dtype=torch.uint8)
+        for name, size in sizes.items()
+    }
     return state | {"step": torch.tensor(step)}

@@ -1,4 +1,6 @@
-"""The workloads that are interrupted at every moment, by the store and by the published protocol, and what was acknowledged by then."""
+"""The workloads that are interrupted at every moment, by the store and by the published protocol,
+and what was acknowledged by then.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from unittest.mock import patch
 
 from ecrl_cli.checkpoint.format.hashing import ImageHasher
 from ecrl_cli.checkpoint.format.image import CheckpointImage
-from ecrl_cli.checkpoint.format.names import COMMIT, MANIFEST, MODEL, RNG, STAGE_PREFIX, TRASH_PREFIX, step_name
+from ecrl_cli.checkpoint.format.names import (
+    COMMIT,
+    MANIFEST,
+    MODEL,
+    RNG,
+    STAGE_PREFIX,
+    TRASH_PREFIX,
+    step_name,
+)
 from ecrl_cli.checkpoint.store.atomic_install import CommitJob
 from ecrl_cli.checkpoint.store.store import CheckpointStore, Saved, StoreConfig
 from ecrl_cli.storage.fs import Buffer
@@ -36,8 +46,9 @@ def image_of(seed: int, step: int, single: bool) -> CheckpointImage:
 
 @dataclass
 class WorkloadRun:
-    """A store on an in-memory file system. `begun`, `acked`: (calls made by then, step). `start`: the nodes when the calls began, `begins_with`:
-    the same as a tree."""
+    """A store on an in-memory file system. `begun`, `acked`: (calls made by then, step). `start`:
+    the nodes when the calls began, `begins_with`: the same as a tree.
+    """
 
     mode: str
     single: bool
@@ -50,9 +61,14 @@ class WorkloadRun:
         self.opened({})
 
     def opened(self, tree: dict[str, Any]) -> None:
-        """A new process on a disk that holds `tree`; earlier starts and acknowledgements are kept."""
+        """A new process on a disk that holds `tree`; earlier starts and acknowledgements are
+        kept.
+        """
         self.fs, self.start, self.begins_with = ModelFs(RUN, tree), ModelFs(RUN, tree).nodes, tree
-        self.begun, self.acked = [(0, step) for _, step in self.begun], [(0, step) for _, step in self.acked]
+        self.begun, self.acked = (
+            [(0, step) for _, step in self.begun],
+            [(0, step) for _, step in self.acked],
+        )
         self.store = self.make(self.fs, store_config(self.mode))
 
     def save(self, step: int, attempt: int = 0) -> tuple[Saved, CheckpointImage]:
@@ -84,9 +100,17 @@ class WorkloadRun:
     def half_written(self) -> int:
         """Number of calls before the last write to the newest model part."""
         step = step_name(self.begun[-1][1])[-8:]
-        single = [op.node for op in self.fs.log if op.kind == "create" and step in op.name and op.name.endswith(".safetensors")]
+        single = [
+            op.node
+            for op in self.fs.log
+            if op.kind == "create" and step in op.name and op.name.endswith(".safetensors")
+        ]
         data = single or [op.node for op in self.fs.log if op.kind == "create" and op.name == MODEL]
-        return max(index for index, op in enumerate(self.fs.log) if op.kind == "write" and op.node == data[-1])
+        return max(
+            index
+            for index, op in enumerate(self.fs.log)
+            if op.kind == "write" and op.node == data[-1]
+        )
 
 
 def first(run: WorkloadRun) -> None:
@@ -119,7 +143,9 @@ def retention(run: WorkloadRun) -> None:
 
 
 def overlapped(run: WorkloadRun) -> None:
-    """Two in flight: the second was submitted before the first was written, and follows immediately."""
+    """Two in flight: the second was submitted before the first was written, and follows
+    immediately.
+    """
     _claimed(run)
     images = [image_of(run.seed, step, run.single) for step in (1, 2)]
     run.begun += [(0, image.stamp.global_step) for image in images]
@@ -144,7 +170,11 @@ def rejected(run: WorkloadRun) -> None:
     run.save(2)
     tree = run.tree()
     name = step_name(2)
-    folder, part = (tree["checkpoints"], name + ".safetensors") if run.single else (tree["checkpoints"][name], MODEL)
+    folder, part = (
+        (tree["checkpoints"], name + ".safetensors")
+        if run.single
+        else (tree["checkpoints"][name], MODEL)
+    )
     folder[part] = folder[part][:-1] + bytes([folder[part][-1] ^ 1])
     run.acked.pop()  # lost by damage, not by power loss
     run.opened(tree)
@@ -163,7 +193,9 @@ def again(run: WorkloadRun) -> None:
 
 
 def recovery(run: WorkloadRun) -> None:
-    """A writer died during a save and left a stage, trash and a temporary file; a new attempt recovers, sweeps and saves."""
+    """A writer died during a save and left a stage, trash and a temporary file; a new attempt
+    recovers, sweeps and saves.
+    """
     _claimed(run)
     run.save_and_retire(1)
     run.save_and_retire(2)
@@ -180,13 +212,26 @@ def recovery(run: WorkloadRun) -> None:
 
 
 WORKLOADS: dict[str, Callable[[WorkloadRun], None]] = {
-    each.__name__: each for each in (first, one, two, pointer, retention, overlapped, stale_stage, rejected, again, recovery)
+    each.__name__: each
+    for each in (
+        first,
+        one,
+        two,
+        pointer,
+        retention,
+        overlapped,
+        stale_stage,
+        rejected,
+        again,
+        recovery,
+    )
 }
 
 
 def played(workload: str, run: WorkloadRun) -> WorkloadRun:
     """Run the workload on `run` and return it."""
-    with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):  # latest.json holds the time, and states must be reproducible
+    # latest.json holds the time, and states must be reproducible
+    with patch("ecrl_cli.checkpoint.store.store.wall", lambda: 0.0):
         try:
             WORKLOADS[workload](run)
         finally:
@@ -201,7 +246,9 @@ def _claimed(run: WorkloadRun) -> None:
 
 class PublishedStore(CheckpointStore):
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
-        work = CommitJob(self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, None)
+        work = CommitJob(
+            self.fs, self.root, self.config.mode, self.crash_point, self._pool, image, attempt, None
+        )
         folder = self.root / step_name(image.stamp.global_step)
         self.fs.mkdir(folder)
         for part in image.parts:

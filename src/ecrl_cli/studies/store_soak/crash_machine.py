@@ -1,4 +1,6 @@
-"""The simulated machine: a disk in memory that can lose power and be damaged, and processes that die or resume late."""
+"""The simulated machine: a disk in memory that can lose power and be damaged, and processes that
+die or resume late.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ class Dead(BaseException):
 
 
 class DyingProcessFs(CrashingFs):
-    """A process's view of the disk: `event` happens before its modifying call number `last`. Timestamps are never equal: nothing may depend on
-    them."""
+    """A process's view of the disk: `event` happens before its modifying call number `last`.
+    Timestamps are never equal: nothing may depend on them.
+    """
 
     def __init__(self, disk: ModelFs, rng: random.Random) -> None:
         self.faulty = FaultyFs(disk, CALLS)
@@ -69,7 +72,9 @@ class DyingProcessFs(CrashingFs):
 
 @dataclass
 class Process:
-    """A saving process: a rank of the blocking strategy, or the background writer with its queue. `next`: the step it saves next."""
+    """A saving process: a rank of the blocking strategy, or the background writer with its queue.
+    `next`: the step it saves next.
+    """
 
     attempt: int
     ranks: int
@@ -89,7 +94,9 @@ class Process:
 class _Memory:
     """A log kept in memory."""
 
-    def __init__(self, lines: list[CheckpointLine], on_line: Callable[[CheckpointLine], None]) -> None:
+    def __init__(
+        self, lines: list[CheckpointLine], on_line: Callable[[CheckpointLine], None]
+    ) -> None:
         self._lines, self._on_line = lines, on_line
 
     def append(self, event: object) -> bytes:
@@ -111,15 +118,30 @@ class Machine:
         self.disk = ModelFs(RUN, tree)  # type: ignore[arg-type]
         self._start = ModelFs(RUN, tree).nodes  # type: ignore[arg-type]
 
-    def process(self, attempt: int, ranks: int, on_line: Callable[[Process, CheckpointLine], None]) -> Process:
-        """A new process with its own store; `on_line` is called with every line of its log as it is written."""
+    def process(
+        self, attempt: int, ranks: int, on_line: Callable[[Process, CheckpointLine], None]
+    ) -> Process:
+        """A new process with its own store; `on_line` is called with every line of its log as it is
+        written.
+        """
         fs, lines = DyingProcessFs(self.disk, self._rng), list[CheckpointLine]()
         journal = cast(Journal, _Memory(lines, lambda line: on_line(made, line)))
-        made = Process(attempt, ranks, fs, self.store(fs), CheckpointLog(journal, RunLayout(RUN), attempt), lines)
+        made = Process(
+            attempt,
+            ranks,
+            fs,
+            self.store(fs),
+            CheckpointLog(journal, RunLayout(RUN), attempt),
+            lines,
+        )
         return made
 
     def store(self, fs: DyingProcessFs | ModelFs) -> CheckpointStore:
-        store = self._planted.store(ROOT, self._config, fs) if self._planted else CheckpointStore(ROOT, self._config, fs)
+        store = (
+            self._planted.store(ROOT, self._config, fs)
+            if self._planted
+            else CheckpointStore(ROOT, self._config, fs)
+        )
         self._stores.append(store)
         return store
 
@@ -144,25 +166,41 @@ class Machine:
         self._begin(tree)
 
     def damage(self, how: str, salt: int) -> int | None:
-        """Change bytes at rest in a checkpoint or sometimes in a pointer; returns the damaged step, or None."""
+        """Change bytes at rest in a checkpoint or sometimes in a pointer; returns the damaged step,
+        or None.
+        """
         rng, names = random.Random(salt), self._names()
         if not names:
             return None
         name = rng.choice(names)
         folder = ROOT / name
-        path = folder if STEP_NAME.match(name) is None or "." in name else folder / rng.choice(self.disk.listdir(folder) or ["?"])
-        return (int(name[5:13]) if name.startswith("step_") else None) if self._spoil(path, how, rng) else None
+        path = (
+            folder
+            if STEP_NAME.match(name) is None or "." in name
+            else folder / rng.choice(self.disk.listdir(folder) or ["?"])
+        )
+        return (
+            (int(name[5:13]) if name.startswith("step_") else None)
+            if self._spoil(path, how, rng)
+            else None
+        )
 
     def _names(self) -> list[str]:
         """What can be damaged, with the newest listed twice."""
         try:
-            names = [name for name in self.disk.listdir(ROOT) if name.startswith("step_") or name == LATEST]
+            names = [
+                name
+                for name in self.disk.listdir(ROOT)
+                if name.startswith("step_") or name == LATEST
+            ]
         except StorageError:
             return []
         return names + names[-1:]
 
     def _spoil(self, path: Path, how: str, rng: random.Random) -> bool:
-        """Also changes the log from which a power loss is computed: damage persists, and deleted data does not come back."""
+        """Also changes the log from which a power loss is computed: damage persists, and deleted
+        data does not come back.
+        """
         with suppress(StorageError):
             folder, _, number = self.disk._existing("damage", path)
             node = self.disk.nodes[number]
@@ -177,7 +215,11 @@ class Machine:
 
     def _rewrite(self, number: int, node: File, data: bytes) -> None:
         node.data = node.synced = data
-        self.disk.log += [FsOp("truncate", number), FsOp("write", number, data=data), FsOp("fsync", number)]
+        self.disk.log += [
+            FsOp("truncate", number),
+            FsOp("write", number, data=data),
+            FsOp("fsync", number),
+        ]
 
 
 def _spoilt(data: bytes, how: str, rng: random.Random) -> bytes:
@@ -187,4 +229,8 @@ def _spoilt(data: bytes, how: str, rng: random.Random) -> bytes:
     if how == "empty":
         return b""
     zeroed = data[:at] + bytes(len(data[at : at + 16])) + data[at + 16 :]
-    return zeroed if how == "zero" and zeroed != data else data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+    return (
+        zeroed
+        if how == "zero" and zeroed != data
+        else data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+    )

@@ -1,4 +1,6 @@
-"""Runs a program on the simulated machine and on the reference model up to the first disagreement, and shrinks failing programs."""
+"""Runs a program on the simulated machine and on the reference model up to the first disagreement,
+and shrinks failing programs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class StoreSetup:
 
 
 class Disagreement(BaseException):
-    """The store did what the reference model does not allow. Not an Exception, so that the store cannot catch it."""
+    """The store did what the reference model does not allow. Not an Exception, so that the store
+    cannot catch it.
+    """
 
 
 class StoreRun:
@@ -45,7 +49,10 @@ class StoreRun:
 
     def __init__(self, cell: StoreSetup, jumping: JumpingClock) -> None:
         self.cell, self.clock, self.met = cell, jumping, Counter[str]()
-        mode, planted = write_mode(cell.mode), next((each for each in STORE_MUTANTS if each.name == cell.planted), None)
+        mode, planted = (
+            write_mode(cell.mode),
+            next((each for each in STORE_MUTANTS if each.name == cell.planted), None),
+        )
         self.observer = Observer(cell.layout)
         self.machine = Machine(cell.mode, planted, random.Random(7))
         self.model = Model(durable=mode.sync_files and mode.sync_directories, atomic=mode.atomic)
@@ -96,25 +103,43 @@ class StoreRun:
             self._work(zombie, op)
 
     def _work(self, writer: Process, op: Op) -> None:
-        """Save one queued content, as the background writer or as a rank of the blocking strategy."""
+        """Save one queued content, as the background writer or as a rank of the blocking
+        strategy.
+        """
         content = writer.waiting.pop(0)
         self.model.begin(content, writer.attempt)
         said = len(writer.lines)
-        ended = self._befallen(writer, op, lambda: save_and_record(writer.store, image_of(content, self.cell.layout), writer.attempt, writer.log))
+        ended = self._befallen(
+            writer,
+            op,
+            lambda: save_and_record(
+                writer.store, image_of(content, self.cell.layout), writer.attempt, writer.log
+            ),
+        )
         new = [line for line in writer.lines[said:] if line.global_step == content[0]]
         if any(line.event == "failed" and "report this" in (line.reason or "") for line in new):
             raise Disagreement(f"untyped: {new[-1].reason}")
         if ended is False and not self.faulted and writer.attempt == self.attempt:
             said_why = new[-1].reason if new else "nothing was said"
-            raise Disagreement(f"refused: step {content[0]} was not saved, and nothing stood in its way: {said_why}")
+            raise Disagreement(
+                f"refused: step {content[0]} was not saved, and nothing stood in its way:"
+                f" {said_why}"
+            )
         self.met["acknowledged"] += any(line.event == "committed" for line in new)
 
     def _on_log_line(self, writer: Process, line: CheckpointLine) -> None:
         """Called for each line of a writer's log as it is written."""
         if line.event != "committed":
             return
-        if lying := [each for each in writer.fs.faulty.injected if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)]:
-            raise Disagreement(f"acknowledged: step {line.global_step}, after a failed {lying[0].call} of {lying[0].path.name}")
+        if lying := [
+            each
+            for each in writer.fs.faulty.injected
+            if each.call in ("fsync", "fsyncdir") or (each.call == "close" and each.written)
+        ]:
+            raise Disagreement(
+                f"acknowledged: step {line.global_step}, after a failed {lying[0].call} of"
+                f" {lying[0].path.name}"
+            )
         if wrong := self.model.acknowledge((line.global_step, writer.ranks), writer.attempt):
             raise Disagreement(wrong)
 
@@ -135,14 +160,17 @@ class StoreRun:
         self._begin(op)
 
     def _begin(self, op: Op) -> None:
-        """A supervisor's start: claim the store, choose a checkpoint, quarantine what was rejected."""
+        """A supervisor's start: claim the store, choose a checkpoint, quarantine what was
+        rejected.
+        """
         self.attempt += 1
         new = self.machine.process(self.attempt, op.number or 2, self._on_log_line)
 
         def recover() -> bool:
             new.store.claim(new.attempt)
             choice = new.store.newest_valid()
-            new.next = self._recovered(choice, new, op) + 1  # recorded before anything is quarantined
+            # recorded before anything is quarantined
+            new.next = self._recovered(choice, new, op) + 1
             for rejected in choice.rejected:
                 new.store.quarantine(ROOT.parent / rejected.path)
             return True
@@ -154,12 +182,26 @@ class StoreRun:
         """Compare recovery's choice with the reference model; returns the step."""
         found = self._content(choice)
         excused = bool(new.fs.faulty.injected) and op.trouble not in _PASSING
-        refused = {entry_of(Path(each.path)).global_step for each in choice.rejected} if excused else set()
+        refused = (
+            {entry_of(Path(each.path)).global_step for each in choice.rejected}
+            if excused
+            else set()
+        )
         due = max(self.model.required(), default=0)
         if wrong := self.model.recover(found, refused, new.attempt):
             raise Disagreement(f"recovery: {wrong}")
         step = found[0] if found else 0
-        what = "nothing" if not found else "the last acknowledged" if step == due else "a later one" if step > due else "an older one"
+        what = (
+            "nothing"
+            if not found
+            else (
+                "the last acknowledged"
+                if step == due
+                else "a later one"
+                if step > due
+                else "an older one"
+            )
+        )
         self.met[f"recovered: {what}"] += 1
         return step
 
@@ -168,7 +210,9 @@ class StoreRun:
             return None
         content = content_of(choice.report, self.machine.disk, self.cell.layout)
         if content is None:
-            raise Disagreement(f"recovery: silent_wrong: {choice.report.path.name} does not hold what was saved")
+            raise Disagreement(
+                f"recovery: silent_wrong: {choice.report.path.name} does not hold what was saved"
+            )
         return content
 
     def _claim_late(self, op: Op) -> None:
@@ -182,7 +226,9 @@ class StoreRun:
             return True
 
         if self._befallen(process, op, claim):
-            raise Disagreement(f"fence: attempt {process.attempt} claims what attempt {self.model.owner} owns")
+            raise Disagreement(
+                f"fence: attempt {process.attempt} claims what attempt {self.model.owner} owns"
+            )
 
     def _retire(self, op: Op) -> None:
         if (writer := self._writer()) is not None:
@@ -204,10 +250,16 @@ class StoreRun:
         self.writer, self.late = None, []
 
     def _befallen(self, process: Process, op: Op, act: Callable[[], bool]) -> bool | None:
-        """Run `process` under the fault of `op`; False if refused, None if it died. An error that must not occur ends the run."""
+        """Run `process` under the fault of `op`; False if refused, None if it died. An error that
+        must not occur ends the run.
+        """
         fs, faulty = process.fs, process.fs.faulty
         fs.calls.clear()
-        fs.armed, fs.last, fs.event = True, op.at if op.trouble and not op.scope else -1, self._event(process, op)
+        fs.armed, fs.last, fs.event = (
+            True,
+            op.at if op.trouble and not op.scope else -1,
+            self._event(process, op),
+        )
         faulty.arm(Fault(op.trouble, op.at, op.sticky, op.scope) if op.scope else None)
         try:
             return act()
@@ -227,7 +279,9 @@ class StoreRun:
             raise Disagreement(f"untyped: {type(error).__name__}: {error}") from error
         finally:
             self.faulted = self.faulted or bool(faulty.injected)
-            self.met[f"met {_family(op)}"] += bool(faulty.injected) or (op.trouble == "rival" and len(fs.calls) > op.at)
+            self.met[f"met {_family(op)}"] += bool(faulty.injected) or (
+                op.trouble == "rival" and len(fs.calls) > op.at
+            )
             left = 0 if fs.dead else len(faulty.open_files)
             faulty.arm(None)
             fs.armed, fs.dead = False, False
@@ -239,7 +293,9 @@ class StoreRun:
         return (lambda: self._meet_rival(process)) if op.trouble == "rival" else process.fs.die
 
     def _meet_rival(self, process: Process) -> None:
-        """A newer attempt starts while `process` is suspended between two calls; then `process` continues."""
+        """A newer attempt starts while `process` is suspended between two calls; then `process`
+        continues.
+        """
         if self.writer is process:
             self.writer = None
         self._begin(Op("restart", number=process.ranks))
@@ -254,7 +310,12 @@ class StoreRun:
     def _refused(self, process: Process, op: Op, error: StorageError) -> None:
         if not process.fs.faulty.injected and process.attempt >= self.attempt:
             raise Disagreement(f"refused, and nothing stood in its way: {error.line()}") from error
-        if op.scope and process.fs.faulty.injected and op.trouble in errno.errorcode.values() and error.errno == 0:
+        if (
+            op.scope
+            and process.fs.faulty.injected
+            and op.trouble in errno.errorcode.values()
+            and error.errno == 0
+        ):
             raise Disagreement(f"misnamed: {error.line()} does not name {op.trouble}") from error
 
     def _verify(self, op: Op) -> None:
@@ -270,7 +331,9 @@ class StoreRun:
         return store.newest_valid()
 
     def _audit(self) -> None:
-        """After every operation the disk, as verified by the sound integrity check, must match the reference model."""
+        """After every operation the disk, as verified by the sound integrity check, must match the
+        reference model.
+        """
         visible: dict[int, Content] = {}
         named = self.machine.entries()
         for entry in named:
@@ -279,8 +342,12 @@ class StoreRun:
                 raise Disagreement(seen.wrong)
             if seen.content:
                 visible[entry.global_step] = seen.content
-            elif not self.model.may_be_half(entry.global_step, seen.committed, self.cell.layout == "group"):
-                raise Disagreement(f"half: {entry.path.name} counts and is refused ({seen.refused})")
+            elif not self.model.may_be_half(
+                entry.global_step, seen.committed, self.cell.layout == "group"
+            ):
+                raise Disagreement(
+                    f"half: {entry.path.name} counts and is refused ({seen.refused})"
+                )
         if wrong := self.model.violation(visible, {entry.global_step for entry in named}):
             raise Disagreement(wrong)
 
@@ -297,7 +364,9 @@ Fails = Callable[[Sequence[Op]], bool]
 
 @dataclass
 class Played:
-    """`at`: the operation of the disagreement, -1 if none; `wrong`: its description. `met`: how often each event occurred."""
+    """`at`: the operation of the disagreement, -1 if none; `wrong`: its description. `met`: how
+    often each event occurred.
+    """
 
     at: int = -1
     wrong: str = ""
@@ -307,7 +376,10 @@ class Played:
 def play(ops: Sequence[Op], cell: StoreSetup) -> Played:
     """Run `ops` from an empty disk. Deterministic in the list."""
     jumping, numbers = JumpingClock(), itertools.count()
-    with patch("secrets.token_hex", lambda length: f"{next(numbers):0{2 * length}x}"), patch.object(clock, "time", jumping):
+    with (
+        patch("secrets.token_hex", lambda length: f"{next(numbers):0{2 * length}x}"),
+        patch.object(clock, "time", jumping),
+    ):
         game = StoreRun(cell, jumping)
         try:
             for at, op in enumerate(ops):
@@ -321,7 +393,9 @@ def play(ops: Sequence[Op], cell: StoreSetup) -> Played:
 
 
 def shortest(ops: Sequence[Op], fails: Fails, tries: int = TRIES) -> tuple[Op, ...]:
-    """A failing part of `ops` from which no operation and no fault can be removed (or the best found within `tries`)."""
+    """A failing part of `ops` from which no operation and no fault can be removed (or the best
+    found within `tries`).
+    """
     budget = iter(range(tries))
 
     def still(candidate: Sequence[Op]) -> bool:
@@ -331,7 +405,9 @@ def shortest(ops: Sequence[Op], fails: Fails, tries: int = TRIES) -> tuple[Op, .
 
 
 def _fewest(ops: tuple[Op, ...], still: Fails) -> tuple[Op, ...]:
-    """Leave out halves first, single operations last; from the end, where the disagreement is, to the start."""
+    """Leave out halves first, single operations last; from the end, where the disagreement is, to
+    the start.
+    """
     size = max(1, len(ops) // 2)
     while True:
         before = ops

@@ -1,4 +1,6 @@
-"""The random program: operations on the store and the faults that may hit each, drawn from a seed; and clocks that jump."""
+"""The random program: operations on the store and the faults that may hit each, drawn from a seed;
+and clocks that jump.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ SHARES = {
     "save": 30,  # by the writer, pointers and retention included
     "hand over": 8,  # a save that waits in the queue (overlapped)
     "write": 6,  # the writer does the next save in the queue
-    "restart": 14,  # the rank or all processes are dead: a new attempt claims the store, chooses, quarantines
+    # the rank or all processes are dead: a new attempt claims the store, chooses, quarantines
+    "restart": 14,
     "late": 3,  # a supervisor of an older attempt claims
     "zombie": 8,  # a writer of an older attempt resumes
     "retire": 4,
@@ -49,15 +52,20 @@ SHARES = {
 WORLDS = (1, 2, 4)
 FAULTS = ("EIO", "ENOSPC", "EDQUOT", "EROFS", "EMFILE", "ENOMEM", "ESTALE", SHORT)
 SCOPES = {"any": 40, "write": 45, "sync": 45, "open": 30, "read": 40, "change": 15, "close": 15}
-TROUBLED = ("save", "write", "restart", "retire")  # operations that can be interrupted or hit by a fault
-MET = ("save", "write")  # a newer attempt may start between their calls; the run lock (study writers) prevents two supervisors at once
+# operations that can be interrupted or hit by a fault
+TROUBLED = ("save", "write", "restart", "retire")
+# a newer attempt may start between their calls; the run lock (study writers) prevents two
+# supervisors at once
+MET = ("save", "write")
 DAMAGES = ("flip", "cut", "empty", "zero", "remove")
 
 
 @dataclass(frozen=True)
 class Op:
-    """`trouble`: kill (SIGKILL), O or X (power loss under that model) before the modifying call number `at`; rival (a newer attempt acts there);
-    or the kind of fault at the `at`-th call in `scope`, with `sticky` at all later calls too. `detail`, `number`: arguments of `do`."""
+    """`trouble`: kill (SIGKILL), O or X (power loss under that model) before the modifying call
+    number `at`; rival (a newer attempt acts there); or the kind of fault at the `at`-th call in
+    `scope`, with `sticky` at all later calls too. `detail`, `number`: arguments of `do`.
+    """
 
     do: str
     trouble: str = ""
@@ -70,7 +78,10 @@ class Op:
     def __str__(self) -> str:
         words = [self.do, self.detail, str(self.number) if self.number else ""]
         if self.scope:
-            words.append(f"({self.trouble}{' for ever' if self.sticky else ''} from {self.scope} call {self.at} on)")
+            words.append(
+                f"({self.trouble}{' for ever' if self.sticky else ''} from {self.scope} call"
+                f" {self.at} on)"
+            )
         elif self.trouble:
             words.append(f"({self.trouble} before call {self.at})")
         return " ".join(word for word in words if word)
@@ -78,18 +89,27 @@ class Op:
 
 def program(rng: random.Random, length: int) -> tuple[Op, ...]:
     """A program of `length` operations."""
-    return tuple(_drawn(rng, do) for do in rng.choices(list(SHARES), list(SHARES.values()), k=length))
+    return tuple(
+        _drawn(rng, do) for do in rng.choices(list(SHARES), list(SHARES.values()), k=length)
+    )
 
 
 def unrivalled(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """`ops` without concurrent writers of two attempts, as planted bugs without fencing must not be found that way."""
-    return tuple(replace(op, trouble="") if op.trouble == "rival" else op for op in ops if op.do != "zombie")
+    """`ops` without concurrent writers of two attempts, as planted bugs without fencing must not be
+    found that way.
+    """
+    return tuple(
+        replace(op, trouble="") if op.trouble == "rival" else op for op in ops if op.do != "zombie"
+    )
 
 
 def encoded(ops: Sequence[Op]) -> list[dict[str, Any]]:
     """As JSON, without default values."""
     plain = Op("")
-    return [{key: value for key, value in asdict(op).items() if value != getattr(plain, key)} for op in ops]
+    return [
+        {key: value for key, value in asdict(op).items() if value != getattr(plain, key)}
+        for op in ops
+    ]
 
 
 def decoded(texts: Sequence[dict[str, Any]]) -> tuple[Op, ...]:
@@ -113,10 +133,20 @@ def _drawn(rng: random.Random, do: str) -> Op:
 
 
 def _troubled(rng: random.Random, op: Op) -> Op:
-    kind = rng.choices(("kill", "O", "X", "rival", "fault"), (30, 10, 20, 15 if op.do in MET else 0, 25))[0]
+    kind = rng.choices(
+        ("kill", "O", "X", "rival", "fault"), (30, 10, 20, 15 if op.do in MET else 0, 25)
+    )[0]
     if kind == "fault":
         scope = rng.choice(list(SCOPES))
         fault = SHORT if scope == "write" and rng.random() < 0.3 else rng.choice(FAULTS[:-1])
-        return Op(op.do, fault, rng.randrange(1, SCOPES[scope]), scope, rng.random() < 0.4, op.detail, op.number)
+        return Op(
+            op.do,
+            fault,
+            rng.randrange(1, SCOPES[scope]),
+            scope,
+            rng.random() < 0.4,
+            op.detail,
+            op.number,
+        )
     most = 12 if op.do == "restart" else 52
     return Op(op.do, kind, rng.randrange(most), "", False, op.detail, op.number)

@@ -1,7 +1,8 @@
-"""`store-soak`: random programs of saves, kills, power losses, faults, damage and late writers, against a reference model of recovery.
+"""`store-soak`: random programs of saves, kills, power losses, faults, damage and late writers,
+against a reference model of recovery.
 
-A trial is one program from an empty disk, in memory and without a clock, so it is reproducible. A program in which store and model disagree is
-shrunk to the shortest that still shows it.
+A trial is one program from an empty disk, in memory and without a clock, so it is reproducible. A
+program in which store and model disagree is shrunk to the shortest that still shows it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,36 @@ from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import Column, Table, upper_bound
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, command, planted
-from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, found, mutants_table, size, total, value, yes
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Results,
+    Study,
+    StudyContext,
+    Trial,
+    command,
+    planted,
+)
+from ecrl_cli.studies.frame.tables import (
+    Group,
+    TableSpec,
+    cell,
+    count,
+    fact,
+    found,
+    mutants_table,
+    size,
+    total,
+    value,
+    yes,
+)
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
 
 PROGRAMS = 100  # maximum programs run to find a planted bug
-ENOUGH = 20  # minimum occurrences of every operation and event, in a study of a thousand operations or more
+# minimum occurrences of every operation and event, in a study of a thousand operations or more
+ENOUGH = 20
 _THOUSAND = 1000
 _TROUBLES = {
     "met kill": "killed between two calls",
@@ -38,17 +61,28 @@ def _programs(context: StudyContext) -> Iterator[Trial]:
     whole, rest = divmod(keys.ops, keys.length)
     for number, length in enumerate([keys.length] * whole + ([rest] if rest else [])):
         mode, layout = cells[number % len(cells)]
-        yield Trial(f"{mode}/{layout}/{number:05d}", {"arm": "programs", "mode": mode, "layout": layout, "ops": length})
+        yield Trial(
+            f"{mode}/{layout}/{number:05d}",
+            {"arm": "programs", "mode": mode, "layout": layout, "ops": length},
+        )
 
 
 def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
     store = StoreSetup(trial.facts["mode"], trial.facts["layout"])
     ops = program(context.rng(trial.key), trial.facts["ops"])
     played = play(ops, store)
-    result: dict[str, Any] = {"ops": len(ops), "wrong": played.wrong, "met": dict(sorted(played.met.items()))}
+    result: dict[str, Any] = {
+        "ops": len(ops),
+        "wrong": played.wrong,
+        "met": dict(sorted(played.met.items())),
+    }
     if played.wrong:
         few = _shrunk(ops[: played.at + 1], store, played.wrong)
-        result |= {"shortest": [str(op) for op in few], "program": encoded(few), "replay": command(context.config, trial.key)}
+        result |= {
+            "shortest": [str(op) for op in few],
+            "program": encoded(few),
+            "replay": command(context.config, trial.key),
+        }
     return result
 
 
@@ -85,38 +119,71 @@ def _met(results: Results) -> Counter[str]:
 
 def _met_table(results: Results) -> Table:
     met, said = _met(results), {**{do: f"{do} (operation)" for do in SHARES}, **_TROUBLES}
-    rows = tuple({"what": said.get(what, what), "n": met[what]} for what in (*said, *sorted(what for what in met if what.startswith("recovered"))))
-    return Table("met", "What was done, and what befell it", (Column("what", "what"), Column("n", "times", "count")), rows)
+    rows = tuple(
+        {"what": said.get(what, what), "n": met[what]}
+        for what in (*said, *sorted(what for what in met if what.startswith("recovered")))
+    )
+    return Table(
+        "met",
+        "What was done, and what befell it",
+        (Column("what", "what"), Column("n", "times", "count")),
+        rows,
+    )
 
 
 def _gates(results: Results) -> Iterator[Gate]:
     programs, met = results.of("programs"), _met(results)
-    ops, wrong = sum(record.found["ops"] for record in programs), [record.found for record in programs if _wrong(record)]
-    first = f"; the first: {wrong[0]['wrong']}: {' | '.join(wrong[0]['shortest'])}: {wrong[0]['replay']}" if wrong else ""
-    yield Gate("agreed", bool(programs) and not wrong, f"{len(wrong)} disagreements in {ops} operations{first}")
+    ops, wrong = (
+        sum(record.found["ops"] for record in programs),
+        [record.found for record in programs if _wrong(record)],
+    )
+    first = (
+        f"; the first: {wrong[0]['wrong']}: {' | '.join(wrong[0]['shortest'])}:"
+        f" {wrong[0]['replay']}"
+        if wrong
+        else ""
+    )
+    yield Gate(
+        "agreed",
+        bool(programs) and not wrong,
+        f"{len(wrong)} disagreements in {ops} operations{first}",
+    )
     if ops >= _THOUSAND:
         rare = [what for what in (*SHARES, *_TROUBLES) if met[what] < ENOUGH]
-        yield Gate("met", not rare, f"each operation and each trouble at least {ENOUGH} times" + (f"; not {', '.join(rare)}" if rare else ""))
+        yield Gate(
+            "met",
+            not rare,
+            f"each operation and each trouble at least {ENOUGH} times"
+            + (f"; not {', '.join(rare)}" if rare else ""),
+        )
 
 
 def _notes(results: Results) -> Iterator[str]:
     programs = results.of("programs")
     if programs and not any(map(_wrong, programs)):
         yield (
-            f"0 disagreements in {sum(record.found['ops'] for record in programs)} operations of {len(programs)} programs, each from an empty disk "
-            f"on: a program of this make that disagrees is rarer than {upper_bound(len(programs)):.2%} (one-sided exact 95%). Two supervisors at "
-            "once are not among the operations: the run's lock, for which the study writers races, lets one in at a time."
+            f"0 disagreements in {sum(record.found['ops'] for record in programs)} operations of"
+            f" {len(programs)} programs, each from an empty disk on: a program of this make that"
+            f" disagrees is rarer than {upper_bound(len(programs)):.2%} (one-sided exact 95%). Two"
+            " supervisors at once are not among the operations: the run's lock, for which the"
+            " study writers races, lets one in at a time."
         )
 
 
 STUDY = Study(
     keys=StoreSoak,
-    description="Random programs of saves, deaths, power losses, faults, damage and late writers, against a reference of what may be recovered.",
+    description=(
+        "Random programs of saves, deaths, power losses, faults, damage and late writers, against a"
+        " reference of what may be recovered."
+    ),
     arms=(
         Arm("programs", _programs, _play),
         Arm(
             "planted",
-            lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name, "step": bug.step}) for bug in STORE_MUTANTS],
+            lambda context: [
+                Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name, "step": bug.step})
+                for bug in STORE_MUTANTS
+            ],
             _search,
             planted,
         ),

@@ -1,7 +1,9 @@
-"""`elastic`: real training runs of two to five phases with different numbers of ranks, under kills at random moments.
+"""`elastic`: real training runs of two to five phases with different numbers of ranks, under kills
+at random moments.
 
-With fixed replicas every run of a model must end bit for bit like a single rank; without them like the undisturbed run that changes its size at
-the same steps. In both, no sample may be missing or repeated. Hash seeds differ between trials.
+With fixed replicas every run of a model must end bit for bit like a single rank; without them like
+the undisturbed run that changes its size at the same steps. In both, no sample may be missing or
+repeated. Hash seeds differ between trials.
 """
 
 from __future__ import annotations
@@ -40,14 +42,18 @@ from ecrl_cli.studies.training.training_study import (
 
 TARGET, EVERY = 18, 4  # steps, and steps between checkpoints
 SIZES = (1, 2, 3, 4)
-MODELS = failures.MODELS | {"small_cnn": ({"name": "small_cnn", "width": 4, "dropout": 0.2}, {"name": "sgd", "lr": 0.05})}
+MODELS = failures.MODELS | {
+    "small_cnn": ({"name": "small_cnn", "width": 4, "dropout": 0.2}, {"name": "sgd", "lr": 0.05})
+}
 _MOMENTS = ("boundary", "forward", "backward", "optimizer", "capture", "load")
 _DRAWS = 200
 
 
 @dataclass(frozen=True)
 class ElasticRunSpec:
-    """`replicas` 0: plain data parallelism. `sizes`: (first step, number of ranks), the first from step 0."""
+    """`replicas` 0: plain data parallelism. `sizes`: (first step, number of ranks), the first from
+    step 0.
+    """
 
     model: str
     strategy: str
@@ -70,18 +76,24 @@ class ElasticRunSpec:
 
     @property
     def reference(self) -> dict[str, Any]:
-        """With replicas, a single rank; without, the same sizes at the same steps, since they affect the result there."""
+        """With replicas, a single rank; without, the same sizes at the same steps, since they
+        affect the result there.
+        """
         sizes = ((0, 1),) if self.replicas else self.sizes
         return ElasticRunSpec(self.model, "blocking", self.replicas, sizes).keys()
 
 
-def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]) -> tuple[ElasticRunSpec, tuple[str, ...]]:
+def generate(
+    rng: random.Random, strategies: tuple[str, ...], replicas: tuple[int, ...]
+) -> tuple[ElasticRunSpec, tuple[str, ...]]:
     """A run and one to three kills of existing ranks."""
     steps = sorted(rng.sample(range(2, TARGET - 1), rng.randint(1, 4)))
     sizes = [(0, rng.choice(SIZES))]
     for step in steps:
         sizes.append((step, rng.choice([size for size in SIZES if size != sizes[-1][1]])))
-    spec = ElasticRunSpec(rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes))
+    spec = ElasticRunSpec(
+        rng.choice(tuple(MODELS)), rng.choice(strategies), rng.choice(replicas), tuple(sizes)
+    )
     undisturbed, entries = build(spec.keys()), tuple[str, ...]()
     wanted = rng.randint(1, 3)
     for _ in range(_DRAWS):
@@ -94,9 +106,15 @@ def generate(rng: random.Random, strategies: tuple[str, ...], replicas: tuple[in
 
 
 def _kill(rng: random.Random, config: RunConfig) -> Entry:
-    """A kill of an existing rank. A kill during loading is planned for the attempt after a change of size, or an earlier one."""
+    """A kill of an existing rank. A kill during loading is planned for the attempt after a change
+    of size, or an earlier one.
+    """
     moment = rng.choice(_MOMENTS)
-    step = rng.choice([0, *config.elastic.schedule]) if moment == "load" else rng.randint(1, TARGET - 2)
+    step = (
+        rng.choice([0, *config.elastic.schedule])
+        if moment == "load"
+        else rng.randint(1, TARGET - 2)
+    )
     who = (rng.randrange(ranks_at(config, step) if step else config.world_size),)
     share = round(rng.random(), 2) if moment in ("forward", "backward", "optimizer") else None
     return Entry("kill", step, moment, share, who)
@@ -112,23 +130,39 @@ def _draw(context: StudyContext) -> Iterator[Trial]:
         key = f"run/{number:04d}"
         rng = context.rng(key)
         spec, entries = generate(rng, context.keys.strategies, REPLICAS)
-        facts = {**asdict(spec), "sizes": [list(each) for each in spec.sizes], "entries": list(entries)}
+        facts = {
+            **asdict(spec),
+            "sizes": [list(each) for each in spec.sizes],
+            "entries": list(entries),
+        }
         yield Trial(key, {"arm": "random", **facts, "hash_seed": rng.choice(HASH_SEEDS)})
 
 
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
     sizes = tuple((step, size) for step, size in facts["sizes"])
-    spec, entries = ElasticRunSpec(facts["model"], facts["strategy"], facts["replicas"], sizes), tuple(facts["entries"])
+    spec, entries = (
+        ElasticRunSpec(facts["model"], facts["strategy"], facts["replicas"], sizes),
+        tuple(facts["entries"]),
+    )
     found = asdict(bench.play(spec.keys(entries), spec.reference, facts["hash_seed"]))
     if found["outcome"] == "valid" and found["resized"] < len(sizes) - 1:
-        found |= {"outcome": "idle", "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned"}
+        found |= {
+            "outcome": "idle",
+            "why": f"{found['resized']} changes of size, {len(sizes) - 1} were planned",
+        }
     return found, typed(spec.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    """Searches for a replica bug with replicas, for any other without, where RNG is not per rank."""
+    """Searches for a replica bug with replicas, for any other without, where RNG is not per
+    rank.
+    """
     rng, replicas = context.rng(trial.key), FIXED if trial.facts["bug"] in REPLICA_BUGS else PLAIN
-    return search(context.scratch / "planted", trial.facts["bug"], lambda: generate(rng, context.keys.strategies, replicas))
+    return search(
+        context.scratch / "planted",
+        trial.facts["bug"],
+        lambda: generate(rng, context.keys.strategies, replicas),
+    )
 
 
 def _mode(record: Record) -> str:
@@ -137,16 +171,29 @@ def _mode(record: Record) -> str:
 
 
 def _alike(results: Results) -> Iterator[Gate]:
-    """Compared here, not by `verify`: one digest per model and number of replicas, whatever the sizes."""
+    """Compared here, not by `verify`: one digest per model and number of replicas, whatever the
+    sizes.
+    """
     digests: dict[tuple[str, int], set[str]] = {}
     for record in runs(results):
         if record.facts["replicas"]:
-            digests.setdefault((record.facts["model"], record.facts["replicas"]), set()).add(record.found["digests"])
-    several = [f"{model} with {replicas} replicas: {len(found)}" for (model, replicas), found in digests.items() if len(found) > 1]
+            digests.setdefault((record.facts["model"], record.facts["replicas"]), set()).add(
+                record.found["digests"]
+            )
+    several = [
+        f"{model} with {replicas} replicas: {len(found)}"
+        for (model, replicas), found in digests.items()
+        if len(found) > 1
+    ]
     count = sum(bool(record.facts["replicas"]) for record in runs(results))
-    message = f"{count} runs with replicas ended in {sum(map(len, digests.values()))} states, of {len(digests)} models and numbers of replicas"
+    message = (
+        f"{count} runs with replicas ended in {sum(map(len, digests.values()))} states, of"
+        f" {len(digests)} models and numbers of replicas"
+    )
     if digests:
-        yield Gate("alike", not several, message + (f"; not {', '.join(several)}" if several else ""))
+        yield Gate(
+            "alike", not several, message + (f"; not {', '.join(several)}" if several else "")
+        )
 
 
 def _notes(results: Results) -> Iterator[str]:
@@ -154,19 +201,33 @@ def _notes(results: Results) -> Iterator[str]:
     if tried and all(map(is_valid, tried)):
         changes = sum(record.found["resized"] for record in tried)
         yield (
-            f"The number of ranks changed {changes} times in {len(tried)} runs. 0 runs lost or repeated a sample or ended in another state: rarer "
-            f"than {upper_bound(len(tried)):.2%} of such runs (one-sided exact 95%)."
+            f"The number of ranks changed {changes} times in {len(tried)} runs. 0 runs lost or"
+            " repeated a sample or ended in another state: rarer than"
+            f" {upper_bound(len(tried)):.2%} of such runs (one-sided exact 95%)."
         )
 
 
 STUDY = Study(
     keys=Elastic,
-    description="Real training runs over random world sizes and under random kills, with fixed replicas and without.",
+    description=(
+        "Real training runs over random world sizes and under random kills, with fixed replicas and"
+        " without."
+    ),
     arms=(run_arm("random", _draw, _play), planted_arm((*BUGS, *REPLICA_BUGS), _search)),
     tables=(
         by("mode", "mode", lambda r: [_mode(r)], OUTCOMES),
-        by("phases", "phases of a number of ranks", lambda r: [str(len(r.facts["sizes"]))], OUTCOMES),
-        by("sizes", "number of ranks that took part", lambda r: sorted({str(size) for _, size in r.facts["sizes"]}), OUTCOMES),
+        by(
+            "phases",
+            "phases of a number of ranks",
+            lambda r: [str(len(r.facts["sizes"]))],
+            OUTCOMES,
+        ),
+        by(
+            "sizes",
+            "number of ranks that took part",
+            lambda r: sorted({str(size) for _, size in r.facts["sizes"]}),
+            OUTCOMES,
+        ),
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
         by("model", "model", lambda r: [r.facts["model"]], OUTCOMES),
         by("hash_seed", "PYTHONHASHSEED", lambda r: [r.facts["hash_seed"]], OUTCOMES),

@@ -1,7 +1,9 @@
-"""`failures`: real training runs, each under two random failures that its configuration allows, the second often during recovery from the first.
+"""`failures`: real training runs, each under two random failures that its configuration allows, the
+second often during recovery from the first.
 
-A trial: one run of a small model with two to four ranks, by the code path of `ecrl train` under the zygote launcher, to its end; then the verdict
-of `verify` against an undisturbed run, the final digests, the exit code, and leftovers.
+A trial: one run of a small model with two to four ranks, by the code path of `ecrl train` under the
+zygote launcher, to its end; then the verdict of `verify` against an undisturbed run, the final
+digests, the exit code, and leftovers.
 """
 
 from __future__ import annotations
@@ -49,15 +51,17 @@ from ecrl_cli.studies.training.training_study import (
 )
 
 TARGET, EVERY = 14, 4  # steps, and steps between checkpoints
-BATCHES = {"small_cnn": 240, "vit": 24}  # samples: an epoch of the digits has seven steps, or is longer than a run
+# samples: an epoch of the digits has seven steps, or is longer than a run
+BATCHES = {"small_cnn": 240, "vit": 24}
 LATEST = 11  # latest step for a failure, with a checkpoint still to come
 WORLDS = (2, 3, 4)
-HANG_S, START_S = 2.0, 20.0  # a save has the same limit as a start, so a hang in one is detected before the trial times out
+# a save has the same limit as a start, so a hang in one is detected before the trial times out
+HANG_S, START_S = 2.0, 20.0
 _POINTS = tuple(point.partition(":")[0] for point in CRASH_POINTS)
 _DRAWS = 200  # draws until an available failure is found
 
-# The design of the draw, not facts of the kinds: by kind its weight here, and the moments it is tried at. Kinds that cost seconds (a hang, another
-# supervisor) are rarer.
+# The design of the draw, not facts of the kinds: by kind its weight here, and the moments it is
+# tried at. Kinds that cost seconds (a hang, another supervisor) are rarer.
 _INSIDE = ("forward", "backward", "optimizer")
 _STARTING = ("start", "rendezvous", "load")
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -79,7 +83,10 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "small_cnn": ({"name": "small_cnn", "width": 4}, {"name": "sgd", "lr": 0.05}),
-    "vit": ({"name": "vit", "width": 8, "depth": 1, "dropout": 0.2}, {"name": "adamw", "lr": 0.01, "weight_decay": 0.05}),
+    "vit": (
+        {"name": "vit", "width": 8, "depth": 1, "dropout": 0.2},
+        {"name": "adamw", "lr": 0.01, "weight_decay": 0.05},
+    ),
 }
 
 
@@ -105,9 +112,23 @@ class FailureRunSpec:
             world_size=self.world_size,
             model=dict(model),
             optimizer=dict(optimizer),
-            checkpoint={"strategy": self.strategy, "every": EVERY, "layout": self.layout, "capture": self.capture},
-            write_mode={"name": self.mode, "sync_files": safe, "atomic": safe, "sync_directories": synced},
-            supervision={"launcher": "zygote", "hang_timeout_s": HANG_S, "start_timeout_s": START_S},
+            checkpoint={
+                "strategy": self.strategy,
+                "every": EVERY,
+                "layout": self.layout,
+                "capture": self.capture,
+            },
+            write_mode={
+                "name": self.mode,
+                "sync_files": safe,
+                "atomic": safe,
+                "sync_directories": synced,
+            },
+            supervision={
+                "launcher": "zygote",
+                "hang_timeout_s": HANG_S,
+                "start_timeout_s": START_S,
+            },
         )
 
     @property
@@ -116,8 +137,12 @@ class FailureRunSpec:
         return FailureRunSpec(self.model, self.world_size, "blocking", "unsafe", "group").keys()
 
 
-def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[FailureRunSpec, tuple[str, ...]]:
-    """A configuration and two failures that it allows, the second at a later step or during recovery from the first."""
+def generate(
+    rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, ...]
+) -> tuple[FailureRunSpec, tuple[str, ...]]:
+    """A configuration and two failures that it allows, the second at a later step or during
+    recovery from the first.
+    """
     setup = FailureRunSpec(
         rng.choice(("small_cnn", "small_cnn", "vit")),
         rng.choices(WORLDS, (5, 2, 2))[0],
@@ -127,8 +152,14 @@ def generate(rng: random.Random, strategies: tuple[str, ...], kinds: tuple[str, 
     )
     first = _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, ())
     if rng.random() < 0.5 and _ends_an_attempt(first, setup):
-        return setup, (first, _accepted(lambda: _while_recovering(rng, setup, parse(first)), setup, (first,)))
-    return setup, (first, _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, (first,)))
+        return setup, (
+            first,
+            _accepted(lambda: _while_recovering(rng, setup, parse(first)), setup, (first,)),
+        )
+    return setup, (
+        first,
+        _accepted(lambda: _entry(rng, setup, kinds, rng.randint(1, LATEST)), setup, (first,)),
+    )
 
 
 @cache
@@ -153,7 +184,9 @@ def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[s
     for _ in range(_DRAWS):
         entry = drawn()
         text, together = str(entry), (*map(parse, before), entry)
-        if _takes_the_last_save(together, STRATEGIES.of(setup.strategy).background) or _damages_the_only_save(together):
+        if _takes_the_last_save(
+            together, STRATEGIES.of(setup.strategy).background
+        ) or _damages_the_only_save(together):
             continue
         if possible(undisturbed(setup), (*before, text)):
             return text
@@ -161,8 +194,10 @@ def _accepted(drawn: Callable[[], Entry], setup: FailureRunSpec, before: tuple[s
 
 
 def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
-    """Whether a fault takes the last possible save. Each failed save takes the first one left that is due; a run whose final state was not saved
-    rightly fails. A dead background writer also loses its queue, possibly every save but the last, and a later fault would hit that one."""
+    """Whether a fault takes the last possible save. Each failed save takes the first one left that
+    is due; a run whose final state was not saved rightly fails. A dead background writer also loses
+    its queue, possibly every save but the last, and a later fault would hit that one.
+    """
     left = list(range(EVERY, TARGET, EVERY))
     for entry in sorted(entries, key=lambda entry: (-(-entry.step // EVERY), _fails_a_save(entry))):
         if background and fault_kind(entry.what).victim is Victim.WRITER:
@@ -176,10 +211,22 @@ def _takes_the_last_save(entries: tuple[Entry, ...], background: bool) -> bool:
 
 
 def _damages_the_only_save(entries: tuple[Entry, ...]) -> bool:
-    """Whether a checkpoint without an older one to fall back to would be damaged; then the fault does not fire."""
-    losses = [entry.step for entry in entries if _fails_a_save(entry) or fault_kind(entry.what).victim is Victim.WRITER]
-    saves = [(entry.step // EVERY, needed) for entry in entries if (needed := fault_kind(entry.what).needs_checkpoints)]
-    return any(made - sum(step <= made * EVERY for step in losses) < needed for made, needed in saves)
+    """Whether a checkpoint without an older one to fall back to would be damaged; then the fault
+    does not fire.
+    """
+    losses = [
+        entry.step
+        for entry in entries
+        if _fails_a_save(entry) or fault_kind(entry.what).victim is Victim.WRITER
+    ]
+    saves = [
+        (entry.step // EVERY, needed)
+        for entry in entries
+        if (needed := fault_kind(entry.what).needs_checkpoints)
+    ]
+    return any(
+        made - sum(step <= made * EVERY for step in losses) < needed for made, needed in saves
+    )
 
 
 def _fails_a_save(entry: Entry) -> bool:
@@ -192,16 +239,27 @@ def _entry(rng: random.Random, setup: FailureRunSpec, kinds: tuple[str, ...], st
     if moment in _STARTING:
         step = 0  # of the first attempt, the only one certain to exist
     if moment == "wall":
-        return Entry(what, moment=moment, who=(rng.randrange(setup.world_size),), after_s=round(rng.uniform(0.05, 0.6), 3))
+        return Entry(
+            what,
+            moment=moment,
+            who=(rng.randrange(setup.world_size),),
+            after_s=round(rng.uniform(0.05, 0.6), 3),
+        )
     who = _victims(rng, setup, what, moment)
     kind = fault_kind(what)
-    share = round(rng.random(), 2) if moment in _INSIDE and kind.takes_share and not kind.seconds else None
+    share = (
+        round(rng.random(), 2)
+        if moment in _INSIDE and kind.takes_share and not kind.seconds
+        else None
+    )
     seconds = {"slow_rank": 0.01, "slow_disk": 0.002}.get(what)
     point = rng.choice(_POINTS) if kind.point else ""
     return Entry(what, step, moment, share, who, seconds, point)
 
 
-def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) -> tuple[int, ...] | str:
+def _victims(
+    rng: random.Random, setup: FailureRunSpec, what: str, moment: str
+) -> tuple[int, ...] | str:
     victim = fault_kind(what).victim
     if victim not in (Victim.RANK, Victim.RANKS):
         return ()
@@ -215,13 +273,20 @@ def _victims(rng: random.Random, setup: FailureRunSpec, what: str, moment: str) 
 
 
 def _ends_an_attempt(entry: str, setup: FailureRunSpec) -> bool:
-    """Whether the failure ends the attempt at a known step, so that the next attempt's first step is known."""
+    """Whether the failure ends the attempt at a known step, so that the next attempt's first step
+    is known.
+    """
     config = undisturbed(setup)
-    return any(each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config) for each in planned(parse(entry), config, LISTED))
+    return any(
+        each.moment != "wall" and fault_kind(each.kind).ends_attempt(each, config)
+        for each in planned(parse(entry), config, LISTED)
+    )
 
 
 def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -> Entry:
-    """A kill in the attempt after the first failure: during start, rendezvous or loading, or in the repeated steps."""
+    """A kill in the attempt after the first failure: during start, rendezvous or loading, or in the
+    repeated steps.
+    """
     who = (rng.randrange(setup.world_size),)
     if rng.random() < 0.75:
         return Entry("kill", max(0, first.step - 1), rng.choice(_STARTING), None, who)
@@ -230,10 +295,28 @@ def _while_recovering(rng: random.Random, setup: FailureRunSpec, first: Entry) -
 
 
 OUTCOMES = ("valid", "hung", "left", "exit", "invalid", "unknown", "differs", "idle")
-# Phases that a recorded study must have hit, and how often; and the number of runs, with two failures each, of such a study.
-PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "save", "start", "rendezvous", "load", "wall")
+# Phases that a recorded study must have hit, and how often; and the number of runs, with two
+# failures each, of such a study.
+PHASES = (
+    "boundary",
+    "forward",
+    "backward",
+    "optimizer",
+    "capture",
+    "save",
+    "start",
+    "rendezvous",
+    "load",
+    "wall",
+)
 HITS, RECORDED = 20, 500
-_SETUPS = {"strategy": "write strategy", "mode": "write mode", "layout": "layout", "world_size": "ranks", "model": "model"}
+_SETUPS = {
+    "strategy": "write strategy",
+    "mode": "write mode",
+    "layout": "layout",
+    "world_size": "ranks",
+    "model": "model",
+}
 # Failures after which the run resumes from a checkpoint: those that expose a recovery bug.
 _FATAL = ("kill",)
 
@@ -248,14 +331,20 @@ def _draw(context: StudyContext) -> Iterator[Trial]:
 
 
 def _play(bench: Bench, facts: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    setup = FailureRunSpec(*(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout", "capture")))
+    setup = FailureRunSpec(
+        *(facts[name] for name in ("model", "world_size", "strategy", "mode", "layout", "capture"))
+    )
     entries = tuple(facts["entries"])
     return asdict(bench.play(setup.keys(entries), setup.reference)), typed(setup.keys(entries))
 
 
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     rng = context.rng(trial.key)
-    return search(context.scratch / "planted", trial.facts["bug"], lambda: generate(rng, context.keys.strategies, _FATAL))
+    return search(
+        context.scratch / "planted",
+        trial.facts["bug"],
+        lambda: generate(rng, context.keys.strategies, _FATAL),
+    )
 
 
 def _told(found: Iterable[Any]) -> str:
@@ -266,33 +355,55 @@ def _notes(results: Results) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return
-    injected, attempts = sum(len(record.found["fired"]) for record in tried), sum(record.found["attempts"] for record in tried)
+    injected, attempts = (
+        sum(len(record.found["fired"]) for record in tried),
+        sum(record.found["attempts"] for record in tried),
+    )
     fired = [each for record in tried for each in record.found["fired"]]
     took = [record.seconds for record in tried]
-    yield f"{plural(injected, 'failure was', 'failures were')} injected in {plural(len(tried), 'run')}, which took {plural(attempts, 'attempt')}."
-    yield f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its verdict and what ran beside it."
+    yield (
+        f"{plural(injected, 'failure was', 'failures were')} injected in"
+        f" {plural(len(tried), 'run')}, which took {plural(attempts, 'attempt')}."
+    )
+    yield (
+        f"A run took {median(took):.1f} s in the middle and {max(took):.1f} s at most, with its"
+        " verdict and what ran beside it."
+    )
     yield f"by kind: {_told(kind for kind, _ in fired)}"
     yield f"by phase: {_told(moment for _, moment in fired)}"
-    yield f"by who was planned: {_told(who(entry) for record in tried for entry in record.facts['entries'])}"
+    yield (
+        "by who was planned:"
+        f" {_told(who(entry) for record in tried for entry in record.facts['entries'])}"
+    )
     for key, label in _SETUPS.items():
         yield f"runs by {label}: {_told(record.facts[key] for record in tried)}"
     yield f"runs by outcome: {_told(record.found['outcome'] for record in tried)}"
     if all(map(is_valid, tried)):
         yield (
-            f"0 of {plural(len(tried), 'run')} under two random failures lost or changed anything: the probability per such run is below "
-            f"{upper_bound(len(tried)):.2%} (one-sided exact 95%). Nothing was lost: every run reached its target in the very state of its reference."
+            f"0 of {plural(len(tried), 'run')} under two random failures lost or changed anything:"
+            f" the probability per such run is below {upper_bound(len(tried)):.2%} (one-sided exact"
+            " 95%). Nothing was lost: every run reached its target in the very state of its"
+            " reference."
         )
 
 
 STUDY = Study(
     keys=Failures,
-    description="Real training runs, each under two random failures, the second often while the first is being recovered from.",
+    description=(
+        "Real training runs, each under two random failures, the second often while the first is"
+        " being recovered from."
+    ),
     arms=(run_arm("random", _draw, _play), planted_arm(BUGS, _search)),
     tables=(
         by("strategy", "write strategy", lambda r: [r.facts["strategy"]], OUTCOMES),
         by("mode", "write mode", lambda r: [r.facts["mode"]], OUTCOMES),
         by("ranks", "ranks", lambda r: [f"{r.facts['world_size']}, {r.facts['model']}"], OUTCOMES),
-        by("kind", "kind of failure that was injected", lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]), OUTCOMES),
+        by(
+            "kind",
+            "kind of failure that was injected",
+            lambda r: dict.fromkeys(kind for kind, _ in r.found["fired"]),
+            OUTCOMES,
+        ),
         by("phase", "phase in which it was injected", phases_of, OUTCOMES),
         by("who", "what it was injected into", whom, OUTCOMES),
         FAILED,
@@ -300,5 +411,7 @@ STUDY = Study(
     ),
     gates=(all_valid, phases_hit(PHASES, HITS, RECORDED), mutants_found()),
     notes=_notes,
-    skips=lambda context: [Skip("partition", "needs a network namespace per attempt: see ecrl train failure=partition")],
+    skips=lambda context: [
+        Skip("partition", "needs a network namespace per attempt: see ecrl train failure=partition")
+    ],
 )

@@ -1,6 +1,8 @@
-"""Computes where a run that lost samples must end, in this process, rank by rank, from the records of which ranks took part in which step.
+"""Computes where a run that lost samples must end, in this process, rank by rank, from the records
+of which ranks took part in which step.
 
-At most two ranks: a sum of two numbers does not depend on their order, so the result equals the exchange's bit for bit.
+At most two ranks: a sum of two numbers does not depend on their order, so the result equals the
+exchange's bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def can_tell(history: RunHistory) -> bool:
-    """Only for two ranks that always recovered in memory; with new ranks only if no random numbers are drawn."""
+    """Only for two ranks that always recovered in memory; with new ranks only if no random numbers
+    are drawn.
+    """
     if history.config.world_size > 2 or not recovery_of(history.config).loses_samples:
         return False
     begun_anew = any(logs.attempt.memory != SURVIVORS for logs in history.attempts[1:])
@@ -37,14 +41,24 @@ def can_tell(history: RunHistory) -> bool:
 
 
 def foretold(history: RunHistory) -> set[str]:
-    """The possible final digests of parameters, buffers and optimizer: several if the leader died with all gradients sent and no record says
-    whether its buffers were, too."""
-    return {_end(history, frozenset(kept)) for count in range(len(_open(history)) + 1) for kept in combinations(_open(history), count)}
+    """The possible final digests of parameters, buffers and optimizer: several if the leader died
+    with all gradients sent and no record says whether its buffers were, too.
+    """
+    return {
+        _end(history, frozenset(kept))
+        for count in range(len(_open(history)) + 1)
+        for kept in combinations(_open(history), count)
+    }
 
 
 def _open(history: RunHistory) -> list[int]:
     """The steps for which it is unknown whose buffers were taken."""
-    return [each.global_step for logs in history.attempts for each in logs.redone if each.first == each.buckets and 0 in each.lost]
+    return [
+        each.global_step
+        for logs in history.attempts
+        for each in logs.redone
+        if each.first == each.buckets and 0 in each.lost
+    ]
 
 
 def _end(history: RunHistory, kept: frozenset[int]) -> str:
@@ -61,8 +75,9 @@ def _end(history: RunHistory, kept: frozenset[int]) -> str:
 
 @dataclass
 class Oracle:
-    """The training of all ranks in one process. `kept`: steps after which all ranks have the buffers of a leader that died in them. `generators`:
-    by rank of the attempt."""
+    """The training of all ranks in one process. `kept`: steps after which all ranks have the
+    buffers of a leader that died in them. `generators`: by rank of the attempt.
+    """
 
     history: RunHistory
     kept: frozenset[int]
@@ -73,14 +88,18 @@ class Oracle:
         self.device = make_deterministic(config, 0)
         dataset = build_dataset(config.dataset)
         record = describe(dataset)
-        self.loader = BatchLoader(dataset, config.seed, config.dataset.augment, config.checkpoint.digest)
+        self.loader = BatchLoader(
+            dataset, config.seed, config.dataset.augment, config.checkpoint.digest
+        )
         self.model = build_model(config.model, record.classes, record.shape)
         self.optimizer = build_optimizer(config.optimizer, self.model.parameters())
         self.scheduler = build_scheduler(config.optimizer, self.optimizer, config.target_steps)
         self.sampler = ResumableGlobalBatchSampler(record.size, config.global_batch, config.seed)
 
     def begin(self, before: AttemptHistory | None, logs: AttemptHistory) -> None:
-        """Start an attempt: its ranks keep their generators from the one before; new ranks start with fresh ones."""
+        """Start an attempt: its ranks keep their generators from the one before; new ranks start
+        with fresh ones.
+        """
         attempt, kept = logs.attempt, self.generators
         self.generators = {}
         for rank in range(attempt.world_size):
@@ -98,7 +117,11 @@ class Oracle:
         for name, parameter in self.model.named_parameters():
             who = contributors(redone, global_step, bucket_of.get(name, 0), world)
             parameter.grad = torch.stack([ranks[rank][0][name] / len(who) for rank in who]).sum(0)
-        leader = 0 if global_step in self.kept else contributors(redone, global_step, len(logs.layers), world)[0]
+        leader = (
+            0
+            if global_step in self.kept
+            else contributors(redone, global_step, len(logs.layers), world)[0]
+        )
         self._set_buffers(ranks[leader][1])
         self.optimizer.step()
         self.scheduler.step()
@@ -110,7 +133,9 @@ class Oracle:
         self.sampler.advance()
 
     def _trained(self, rank: int, world: int) -> tuple[Tensors, Tensors]:
-        """(gradients, buffers) of one rank; the model is unchanged afterwards, except for its gradients."""
+        """(gradients, buffers) of one rank; the model is unchanged afterwards, except for its
+        gradients.
+        """
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         restore_rng(self.generators[rank], self.device)
         batch = self.loader.batch(self.sampler.epoch, self.sampler.shard(rank, world))
@@ -118,7 +143,9 @@ class Oracle:
         loss: Any = F.cross_entropy(self.model(batch.x).float(), batch.y)
         loss.backward()
         self.generators[rank] = capture_rng(self.device)
-        gradients: Tensors = {name: _gradient(parameter) for name, parameter in self.model.named_parameters()}
+        gradients: Tensors = {
+            name: _gradient(parameter) for name, parameter in self.model.named_parameters()
+        }
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self._set_buffers(before)
         return gradients, buffers
@@ -128,7 +155,16 @@ class Oracle:
             buffer.copy_(values[name])
 
     def digests(self) -> str:
-        train_state = TrainState(self.model, self.optimizer, self.scheduler, None, self.sampler, 0, 1, digest=self.history.config.checkpoint.digest)
+        train_state = TrainState(
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            None,
+            self.sampler,
+            0,
+            1,
+            digest=self.history.config.checkpoint.digest,
+        )
         found = train_state.digests()
         return " ".join((found.parameters, found.buffers, found.optimizer))
 

@@ -1,4 +1,6 @@
-"""Real training runs as trials, compared with their reference; and what the studies of them share, which differ in what they draw and check."""
+"""Real training runs as trials, compared with their reference; and what the studies of them share,
+which differ in what they draw and check.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,12 @@ Keys = Mapping[str, Any]
 
 @dataclass
 class Run:
-    """A run's result. `outcome`: valid, or the first problem: hung | left | exit | invalid | unknown | differs | idle (a planned failure did not
-    happen).
+    """A run's result. `outcome`: valid, or the first problem: hung | left | exit | invalid |
+    unknown | differs | idle (a planned failure did not happen).
 
-    `code`: the exit code. `fired`: [kind, moment] of each typed entry that happened. `resized`: how often the number of ranks changed between
-    attempts. `left`: leftovers. `why`: the first evidence.
+    `code`: the exit code. `fired`: [kind, moment] of each typed entry that happened. `resized`: how
+    often the number of ranks changed between attempts. `left`: leftovers. `why`: the first
+    evidence.
     """
 
     outcome: str = VALID
@@ -74,23 +77,32 @@ Look = Callable[[Run, RunLayout, RunLayout], None]
 
 
 class Bench:
-    """`scratch`: an empty folder. `bug`: planted into every training process, never into a reference."""
+    """`scratch`: an empty folder. `bug`: planted into every training process, never into a
+    reference.
+    """
 
     def __init__(self, scratch: Path, bug: str = "") -> None:
         self._scratch, self._bug = scratch.resolve(), bug
         self._launchers: dict[str, LauncherCache] = {}
         self._references: dict[str, Path] = {}
 
-    def play(self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None) -> Run:
-        """Train by `keys` to the end; `reference`: the undisturbed run with the same final state, unless `look` is given, which then judges the
-        final state. `hash_seed`: PYTHONHASHSEED of the training processes."""
+    def play(
+        self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None
+    ) -> Run:
+        """Train by `keys` to the end; `reference`: the undisturbed run with the same final state,
+        unless `look` is given, which then judges the final state. `hash_seed`: PYTHONHASHSEED of
+        the training processes.
+        """
         undisturbed, root = self._reference(reference), self._scratch / "run"
         config, before = build(keys), shared_memory()
         found = Run()
         try:
             found.code = self._run(config, root, self._bug, hash_seed)
             reap()
-            found.left = [*(f"process {pid}" for pid in remaining(root)), *sorted(shared_memory() - before)]
+            found.left = [
+                *(f"process {pid}" for pid in remaining(root)),
+                *sorted(shared_memory() - before),
+            ]
             _judged(found, root, undisturbed, config, look is None)
             if look is not None:
                 look(found, RunLayout(root), RunLayout(undisturbed))
@@ -127,16 +139,23 @@ class Bench:
 
     def _run(self, config: RunConfig, root: Path, bug: str, hash_seed: str = "") -> int:
         delivered, run_plan = StopSignals.delivered, plan_run(config, root)
-        with environment(PYTHONHASHSEED=hash_seed), with_bug(bug, self._scratch / "bug"), unheard() if wanted(run_plan.failures) else nullcontext():
+        with (
+            environment(PYTHONHASHSEED=hash_seed),
+            with_bug(bug, self._scratch / "bug"),
+            unheard() if wanted(run_plan.failures) else nullcontext(),
+        ):
             launchers = self._launchers.setdefault(f"{bug}/{hash_seed}", LauncherCache())
             try:
                 with deadline(RUN_S):
-                    code = run(run_plan, RunContext(_mute, launchers, show=lambda *given: SilentUI())).exit_code
+                    code = run(
+                        run_plan, RunContext(_mute, launchers, show=lambda *given: SilentUI())
+                    ).exit_code
             except Overdue:
                 self._close_launchers()  # they may have been what hung, and are dead
                 reap()
                 raise
-        if code in STOPPED and StopSignals.delivered > delivered:  # sent by a person: planned stops are restarted automatically
+        # sent by a person: planned stops are restarted automatically
+        if code in STOPPED and StopSignals.delivered > delivered:
             raise KeyboardInterrupt(STOPPED[code])
         return code
 
@@ -162,18 +181,28 @@ def _word(key: str, value: object) -> str:
         return f"'{key}={{{', '.join(f'{step}: {size}' for step, size in value.items())}}}'"
     if isinstance(value, list):
         return f"'{key}=[{','.join(value)}]'"
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return f"{key}={shown}"
 
 
 def on_digits(entries: Sequence[str] = (), **keys: Any) -> dict[str, Any]:
-    """The groups and keys of a run on the digits, as a user types them: `keys`, and the failures that are listed, if any."""
+    """The groups and keys of a run on the digits, as a user types them: `keys`, and the failures
+    that are listed, if any.
+    """
     found = {"device": "cpu", "dataset": {"name": "digits"}, **keys}
     return found | ({"failure": {"kind": "listed", "entries": list(entries)}} if entries else {})
 
 
 class Drawn(Protocol):
-    """The run of a trial: its keys with failures, and the undisturbed run with the same final state."""
+    """The run of a trial: its keys with failures, and the undisturbed run with the same final
+    state.
+    """
 
     def keys(self, entries: tuple[str, ...] = ()) -> dict[str, Any]: ...
 
@@ -181,8 +210,12 @@ class Drawn(Protocol):
     def reference(self) -> dict[str, Any]: ...
 
 
-def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]) -> dict[str, Any]:
-    """Run with `bug`, at most RUNS times, until one run fails: whether, after how many, and by what."""
+def search(
+    scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, ...]]]
+) -> dict[str, Any]:
+    """Run with `bug`, at most RUNS times, until one run fails: whether, after how many, and by
+    what.
+    """
     bench = Bench(scratch, bug)
     try:
         for number in range(1, RUNS + 1):
@@ -197,7 +230,9 @@ def search(scratch: Path, bug: str, draw: Callable[[], tuple[Drawn, tuple[str, .
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Discard the output of processes started in the context, such as a separate supervisor that its plan kills."""
+    """Discard the output of processes started in the context, such as a separate supervisor that
+    its plan kills.
+    """
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -223,7 +258,10 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: b
     typed = injected_entries(config, fired_indices(layout))
     found.fired = [named for named, all_of_it in typed if all_of_it]
     attempts = read_record(layout).attempts if layout.supervisor.exists() else ()
-    found.attempts, found.resized = len(attempts), sum(a.world_size != b.world_size for a, b in pairwise(attempts))
+    found.attempts, found.resized = (
+        len(attempts),
+        sum(a.world_size != b.world_size for a, b in pairwise(attempts)),
+    )
     found.digests = ending(layout)
     found.left += _held(layout)
     try:
@@ -231,7 +269,9 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: b
     except EcrlError as error:
         found.outcome, found.why = "unknown", error.line()
         return
-    found.outcome, found.why = _outcome(found, verdict, ending(RunLayout(reference)) if alike else found.digests, len(typed))
+    found.outcome, found.why = _outcome(
+        found, verdict, ending(RunLayout(reference)) if alike else found.digests, len(typed)
+    )
 
 
 def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
@@ -240,18 +280,31 @@ def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, s
     if found.code:
         return "exit", f"exit code {found.code}"
     if verdict.status != VALID:
-        return verdict.status, next(finding.message for finding in verdict.findings if finding.status == verdict.status)
+        return verdict.status, next(
+            finding.message for finding in verdict.findings if finding.status == verdict.status
+        )
     if found.digests != due:
         return "differs", f"ends in {found.digests[:60]}, its reference in {due[:60]}"
-    return (VALID, "") if len(found.fired) == typed else ("idle", f"{len(found.fired)} of {plural(typed, 'failure was', 'failures were')} injected")
+    return (
+        (VALID, "")
+        if len(found.fired) == typed
+        else (
+            "idle",
+            f"{len(found.fired)} of {plural(typed, 'failure was', 'failures were')} injected",
+        )
+    )
 
 
 def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[list[str], bool]]:
-    """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry may be several of the plan."""
+    """[kind, moment] of each typed entry, and whether everything it stands for happened: one entry
+    may be several of the plan.
+    """
     found, first, kind = [], 0, plan_kind(config.failure.kind)
     for entry in kind.entries(config):
         meant = parts(entry, config, kind)
-        found.append(([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired)))
+        found.append(
+            ([entry.what, meant[0].moment], set(range(first, first + len(meant))) <= set(fired))
+        )
         first += len(meant)
     assert first == len(plan(config)), "the plan is made of what was typed, in order"
     return found
@@ -260,8 +313,13 @@ def injected_entries(config: RunConfig, fired: Collection[int]) -> list[tuple[li
 def ending(layout: RunLayout) -> str:
     """The digests of the final state, read independently of `verify`."""
     finals = [layout.attempt(attempt).final for attempt in layout.attempts()]
-    document: dict[str, str] = next((json.loads(final.read_text(encoding="utf-8")) for final in finals if final.exists()), {})
-    return " ".join(str(document.get(f"{part}_digest")) for part in ("parameters", "buffers", "optimizer", "rng"))
+    document: dict[str, str] = next(
+        (json.loads(final.read_text(encoding="utf-8")) for final in finals if final.exists()), {}
+    )
+    return " ".join(
+        str(document.get(f"{part}_digest"))
+        for part in ("parameters", "buffers", "optimizer", "rng")
+    )
 
 
 def _held(layout: RunLayout) -> list[str]:
@@ -281,11 +339,17 @@ def _bench(context: StudyContext) -> Bench:
 
 
 def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Play) -> Arm:
-    """The trials from `draw`, one training run each; the record of an invalid one has the commands that rerun it."""
+    """The trials from `draw`, one training run each; the record of an invalid one has the commands
+    that rerun it.
+    """
 
     def run(context: StudyContext, trial: Trial) -> dict[str, Any]:
         result, alone = play(context.shared(_bench), trial.facts)
-        return result if result["outcome"] == "valid" else result | {"replay": command(context.config, trial.key), "alone": alone}
+        return (
+            result
+            if result["outcome"] == "valid"
+            else result | {"replay": command(context.config, trial.key), "alone": alone}
+        )
 
     return Arm(name, draw, run)
 
@@ -309,7 +373,15 @@ def who(entry: str) -> str:
     ranks = entry.partition(":")[2].partition("*")[0].partition("%")[0]
     if not ranks:
         return "the target of its kind"
-    return "all ranks" if ranks == "all" else "two ranks" if "+" in ranks else "rank 0" if ranks == "0" else "another rank"
+    return (
+        "all ranks"
+        if ranks == "all"
+        else "two ranks"
+        if "+" in ranks
+        else "rank 0"
+        if ranks == "0"
+        else "another rank"
+    )
 
 
 def whom(record: Record) -> list[str]:
@@ -317,7 +389,9 @@ def whom(record: Record) -> list[str]:
     return list(dict.fromkeys(map(who, record.facts["entries"])))
 
 
-def by(name: str, label: str, labels: Callable[[Record], Iterable[str]], outcomes: Sequence[str]) -> Callable[[Results], Table]:
+def by(
+    name: str, label: str, labels: Callable[[Record], Iterable[str]], outcomes: Sequence[str]
+) -> Callable[[Results], Table]:
     """Outcomes by the labels from `labels`; a run may count under several."""
 
     def table(results: Results) -> Table:
@@ -325,8 +399,15 @@ def by(name: str, label: str, labels: Callable[[Record], Iterable[str]], outcome
         for record in runs(results):
             for each in labels(record):
                 groups.setdefault(each, []).append(record)
-        rows = tuple({name: each, "n": len(group), **_counted(group, outcomes)} for each, group in sorted(groups.items()))
-        columns = (Column(name, label), Column("n", "runs", "count"), *(Column(outcome, outcome, "count") for outcome in outcomes))
+        rows = tuple(
+            {name: each, "n": len(group), **_counted(group, outcomes)}
+            for each, group in sorted(groups.items())
+        )
+        columns = (
+            Column(name, label),
+            Column("n", "runs", "count"),
+            *(Column(outcome, outcome, "count") for outcome in outcomes),
+        )
         return Table(f"by_{name}", f"Runs by {label}", columns, rows)
 
     return table
@@ -361,13 +442,23 @@ BUGS_FOUND = mutants_table(
 
 
 def all_valid(results: Results) -> Iterator[Gate]:
-    """Every run is valid; otherwise names the first that is not, with the command that reruns it."""
+    """Every run is valid; otherwise names the first that is not, with the command that reruns
+    it.
+    """
     tried = runs(results)
     bad, first = [record for record in tried if not is_valid(record)], ""
     if bad:
         wrong = bad[0].found
-        first = f"; the first: {bad[0].key}: {wrong['outcome']}: {wrong['why']}: {wrong['replay']} (the run alone: {wrong['alone']})"
-    yield Gate("valid", bool(tried) and not bad, f"{len(tried) - len(bad)} of {plural(len(tried), 'run')} ended valid, alike and clean{first}")
+        first = (
+            f"; the first: {bad[0].key}: {wrong['outcome']}: {wrong['why']}: {wrong['replay']} (the"
+            f" run alone: {wrong['alone']})"
+        )
+    yield Gate(
+        "valid",
+        bool(tried) and not bad,
+        f"{len(tried) - len(bad)} of {plural(len(tried), 'run')} ended valid, alike and"
+        f" clean{first}",
+    )
 
 
 def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
@@ -377,6 +468,11 @@ def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
         if results.keys.trials >= trials:
             hit = Counter(phase for record in runs(results) for phase in phases_of(record))
             rare = [phase for phase in phases if hit[phase] < times]
-            yield Gate("phases", not rare, f"each phase hit in at least {plural(times, 'run')}" + (f"; not {', '.join(rare)}" if rare else ""))
+            yield Gate(
+                "phases",
+                not rare,
+                f"each phase hit in at least {plural(times, 'run')}"
+                + (f"; not {', '.join(rare)}" if rare else ""),
+            )
 
     return gate

@@ -1,4 +1,6 @@
-"""Wrong clocks and scrambled mtimes: the same history under them, and a look at the source; what is kept, chosen and named must not change."""
+"""Wrong clocks and scrambled mtimes: the same history under them, and a look at the source; what is
+kept, chosen and named must not change.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,58 @@ from ecrl_cli.studies.writers.store_fixture import payload
 from ecrl_cli.supervision.resume import choose
 
 DECIDES = (
-    *(f"ecrl_cli.checkpoint.store.{name}" for name in ("catalog", "store", "atomic_install", "integrity", "fencing", "checkpoint_log")),
-    *(f"ecrl_cli.supervision.attempts.{name}" for name in ("restart_policy", "checkpoint_reconciliation", "supervisor_record")),
-    *(f"ecrl_cli.{name}" for name in ("checkpoint.format.manifest", "supervision.resume", "history.lineage")),
+    *(
+        f"ecrl_cli.checkpoint.store.{name}"
+        for name in ("catalog", "store", "atomic_install", "integrity", "fencing", "checkpoint_log")
+    ),
+    *(
+        f"ecrl_cli.supervision.attempts.{name}"
+        for name in ("restart_policy", "checkpoint_reconciliation", "supervisor_record")
+    ),
+    *(
+        f"ecrl_cli.{name}"
+        for name in ("checkpoint.format.manifest", "supervision.resume", "history.lineage")
+    ),
     *("ecrl_cli.failures.plan", "ecrl_cli.failures.fault_log"),
 )
-# Compares a file's times with its own earlier ones, to see whether it was changed while it was verified: no time decides what is newer.
+# Compares a file's times with its own earlier ones, to see whether it was changed while it was
+# verified: no time decides what is newer.
 _UNCHANGED = ("_identity",)
-_NEVER = {"getmtime", "getctime", "getatime", "utcnow", "now", "today"} | {f"st_{kind}time{unit}" for kind in "mca" for unit in ("", "_ns")}
+_NEVER = {"getmtime", "getctime", "getatime", "utcnow", "now", "today"} | {
+    f"st_{kind}time{unit}" for kind in "mca" for unit in ("", "_ns")
+}
 _CLOCKS = {"wall", "monotonic", "time", "time_ns", "clock_gettime"}
 _DECIDES = (ast.Compare, ast.BoolOp)
 
 
 def offences(source: str) -> list[str]:
-    """Places where `source` reads a file's times, or uses a clock value in a comparison or a condition."""
+    """Places where `source` reads a file's times, or uses a clock value in a comparison or a
+    condition.
+    """
     tree, found = ast.parse(source), []
-    tree.body = [each for each in tree.body if not (isinstance(each, ast.FunctionDef) and each.name in _UNCHANGED)]
+    tree.body = [
+        each
+        for each in tree.body
+        if not (isinstance(each, ast.FunctionDef) and each.name in _UNCHANGED)
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in _NEVER:
             found.append(f"line {node.lineno}: {node.attr}")
-        tested = node.test if isinstance(node, ast.If | ast.While | ast.IfExp) else node if isinstance(node, _DECIDES) else None
+        tested = (
+            node.test
+            if isinstance(node, ast.If | ast.While | ast.IfExp)
+            else node
+            if isinstance(node, _DECIDES)
+            else None
+        )
         for part in ast.walk(tested) if tested is not None else ():
             if isinstance(part, ast.Call) and _name(part.func) in _CLOCKS:
                 found.append(f"line {part.lineno}: {_name(part.func)}() decides")
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) == ("time", "time"):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) == ("time", "time")
+        ):
             found.append(f"line {node.lineno}: time.time")
     return sorted(set(found))
 
@@ -60,7 +90,13 @@ def source_of(module: str) -> str:
 
 
 def _name(func: ast.expr) -> str:
-    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
+    return (
+        func.id
+        if isinstance(func, ast.Name)
+        else func.attr
+        if isinstance(func, ast.Attribute)
+        else ""
+    )
 
 
 HOUR, TEN_YEARS = 3600.0, 10 * 365.25 * 86400
@@ -70,7 +106,9 @@ _NONCE = re.compile(r"\.[0-9a-f]{8}(?=\.|$)")
 
 
 class LyingTime:
-    """Replaces the module `time` where the product reads clocks: correct for a while, then as `jump` says."""
+    """Replaces the module `time` where the product reads clocks: correct for a while, then as
+    `jump` says.
+    """
 
     CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -89,16 +127,31 @@ class LyingTime:
         if self._left >= 0 or not self._jump:
             return now
         far = self._rng.uniform(-TEN_YEARS, TEN_YEARS)
-        return {"back an hour": now - HOUR, "ten years on": now + TEN_YEARS, "stuck": stood, "to and fro": now + far}[self._jump]
+        return {
+            "back an hour": now - HOUR,
+            "ten years on": now + TEN_YEARS,
+            "stuck": stood,
+            "to and fro": now + far,
+        }[self._jump]
 
 
 def scenario(
-    folder: Path, seed: int, layout: str, jump: str, rng: random.Random, store_kind: type[CheckpointStore] = CheckpointStore
+    folder: Path,
+    seed: int,
+    layout: str,
+    jump: str,
+    rng: random.Random,
+    store_kind: type[CheckpointStore] = CheckpointStore,
 ) -> dict[str, Any]:
-    """Five saves with retention, damage to the newest, and a recovery: returns every decision taken."""
+    """Five saves with retention, damage to the newest, and a recovery: returns every decision
+    taken.
+    """
     run = RunLayout(folder)
     folder.mkdir()
-    with patch.object(clock, "time", LyingTime(jump, rng)), closing(store_kind(run.checkpoints, store_config("atomic_dirsync"), Unsynced())) as store:
+    with (
+        patch.object(clock, "time", LyingTime(jump, rng)),
+        closing(store_kind(run.checkpoints, store_config("atomic_dirsync"), Unsynced())) as store,
+    ):
         store.claim(0)
         journal = Journal(run.attempt(0).checkpoints)
         log = CheckpointLog(journal, run, 0)
@@ -112,13 +165,18 @@ def scenario(
         journal.close()
         _damage(store.entries()[0].path)
         choice = choose(run, store, (Attempt(0, 1, outcome="died"),))
-        events = [(line.event, line.global_step) for line in read_journal(run.attempt(0).checkpoints, CheckpointLine).events]
+        events = [
+            (line.event, line.global_step)
+            for line in read_journal(run.attempt(0).checkpoints, CheckpointLine).events
+        ]
     return {
         "kept": kept,
         "chosen": choice.report.global_step if choice.report else None,
         "refused": [(rejected.path, rejected.layer) for rejected in choice.rejected],
         "events": [list(event) for event in events],
-        "names": sorted(_NONCE.sub("", path.relative_to(folder).as_posix()) for path in folder.rglob("*")),
+        "names": sorted(
+            _NONCE.sub("", path.relative_to(folder).as_posix()) for path in folder.rglob("*")
+        ),
     }
 
 

@@ -1,7 +1,10 @@
-"""Other processes at a store, at every call: a newer attempt that claims and commits while an old writer stands still; a reader while one saves.
+"""Other processes at a store, at every call: a newer attempt that claims and commits while an old
+writer stands still; a reader while one saves.
 
-`fence`: the newer writer claims, as a supervisor's next attempt does. `publish`: both belong to one attempt and neither claims: only the name that
-both want protects them. `reader`: it looks for the newest checkpoint while a writer saves and retires: neither blocks nor misleads the other."""
+`fence`: the newer writer claims, as a supervisor's next attempt does. `publish`: both belong to one
+attempt and neither claims: only the name that both want protects them. `reader`: it looks for the
+newest checkpoint while a writer saves and retires: neither blocks nor misleads the other.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,31 @@ from ecrl_cli.config.schema import LAYOUTS, WRITE_MODES
 from ecrl_cli.errors import CheckpointConflict, EcrlError, Fenced
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.frame.watched_fs import InterleavingFs, Unsynced
-from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, judge, payload
+from ecrl_cli.studies.writers.store_fixture import (
+    FIRST,
+    LATER,
+    OLD,
+    PRODUCT,
+    Ack,
+    History,
+    Kind,
+    judge,
+    payload,
+)
 
-# What the newer writer does: only claims; saves the same state at the old one's step; another state there; a later step.
+# What the newer writer does: only claims; saves the same state at the old one's step; another state
+# there; a later step.
 FENCE, PUBLISH = ("claim", "same", "other", "later"), ("same", "other")
-# Calls on a descriptor whose result no other writer can change: suspending before them tests nothing.
+# Calls on a descriptor whose result no other writer can change: suspending before them tests
+# nothing.
 _PRIVATE = ("close", "read_at", "set_direct")
 ATOMIC = tuple(mode for mode in WRITE_MODES if mode != "unsafe")
 
 
 def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[Trial]:
-    """One trial per call of a save (or each `every`-th), by write mode, layout and action of the newer writer."""
+    """One trial per call of a save (or each `every`-th), by write mode, layout and action of the
+    newer writer.
+    """
     found = []
     for mode in WRITE_MODES:
         for layout in LAYOUTS:
@@ -36,7 +53,14 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
             for arm, actions in (("fence", FENCE), ("publish", PUBLISH if mode in ATOMIC else ())):
                 for action in actions:
                     for at, call in points(calls)[::every]:
-                        facts = {"arm": arm, "mode": mode, "layout": layout, "newer": action, "at": at, "call": call}
+                        facts = {
+                            "arm": arm,
+                            "mode": mode,
+                            "layout": layout,
+                            "newer": action,
+                            "at": at,
+                            "call": call,
+                        }
                         found.append(Trial(f"{arm}/{mode}/{layout}/{action}/{at:03d}", facts))
     return found
 
@@ -44,19 +68,28 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
 def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str) -> tuple[str, ...]:
     """The calls of an undisturbed save, pointers and retention included."""
     watched = InterleavingFs(Unsynced())
-    with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, mode, watched)) as store:
+    with (
+        history.copied(layout, scratch / "watched") as root,
+        closing(PRODUCT.open(root, mode, watched)) as store,
+    ):
         one = payload(seed).image(layout, OLD)
         store.update_pointers_and_retire(store.save(one, 0), one)
     return tuple(watched.calls)
 
 
 def points(calls: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Where to suspend: number and name of the call. Of consecutive fstats of an open file only the first: the others see the same file."""
+    """Where to suspend: number and name of the call. Of consecutive fstats of an open file only the
+    first: the others see the same file.
+    """
     repeated = {at for at, call in enumerate(calls) if call == "fstat" and calls[at - 1] == "fstat"}
-    return [(at, call) for at, call in enumerate(calls) if call not in _PRIVATE and at not in repeated]
+    return [
+        (at, call) for at, call in enumerate(calls) if call not in _PRIVATE and at not in repeated
+    ]
 
 
-def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
+def run(
+    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+) -> dict[str, Any]:
     """One interleaving: how both writers ended, and what recovery finds."""
     with history.copied(facts["layout"], folder) as root:
         writers = _TwoWriters(root, facts, seed, kind)
@@ -64,7 +97,12 @@ def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: 
         with closing(kind.open(root, facts["mode"], watched)) as old:
             writers.old(old)
         outcome = judge(root, facts["mode"], writers.acks(), writers.known())
-        return {"old": writers.ends["old"], "newer": writers.ends.get("newer", "not run"), "zombie": writers.zombie(), "outcome": outcome}
+        return {
+            "old": writers.ends["old"],
+            "newer": writers.ends.get("newer", "not run"),
+            "zombie": writers.zombie(),
+            "outcome": outcome,
+        }
 
 
 @dataclass
@@ -99,7 +137,13 @@ class _TwoWriters:
             if action == "claim":
                 self.ends["newer"] = "claimed"
             else:
-                self._save("newer", store, 1 if self.fenced else 0, self.seed + (action == "other"), LATER if action == "later" else OLD)
+                self._save(
+                    "newer",
+                    store,
+                    1 if self.fenced else 0,
+                    self.seed + (action == "other"),
+                    LATER if action == "later" else OLD,
+                )
 
     def _save(self, who: str, store: CheckpointStore, attempt: int, seed: int, step: int) -> None:
         one = payload(seed).image(self.facts["layout"], step)
@@ -118,7 +162,9 @@ class _TwoWriters:
             self.ends[who] = f"untyped: {type(error).__name__}"
 
     def zombie(self) -> bool:
-        """Whether the old writer acknowledged a checkpoint unknown to the newer attempt, which already owned the store."""
+        """Whether the old writer acknowledged a checkpoint unknown to the newer attempt, which
+        already owned the store.
+        """
         if not self.fenced or "newer" not in self.ends or "old" not in self.saved:
             return False
         sha, newer = self.saved["old"].commit_sha256, self.saved.get("newer")
@@ -126,7 +172,13 @@ class _TwoWriters:
 
     def acks(self) -> list[Ack]:
         first = Ack(FIRST, "", self._content(self.seed, FIRST))
-        return [first, *(Ack(self.steps[who][1], saved.commit_sha256, self._content(*self.steps[who])) for who, saved in self.saved.items())]
+        return [
+            first,
+            *(
+                Ack(self.steps[who][1], saved.commit_sha256, self._content(*self.steps[who]))
+                for who, saved in self.saved.items()
+            ),
+        ]
 
     def known(self) -> list[tuple[int, Components]]:
         tried = [(self.seed, FIRST), *self.steps.values()]
@@ -137,31 +189,48 @@ class _TwoWriters:
 
 
 def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
-    """Whether an interleaving ended as promised: no acknowledged save lost, and the later writer got an error."""
+    """Whether an interleaving ended as promised: no acknowledged save lost, and the later writer
+    got an error.
+    """
     typed = not any(str(found[who]).startswith("untyped") for who in ("old", "newer"))
     both = found["old"] == found["newer"] == "saved" and facts["newer"] == "other"
     return typed and found["outcome"] == "new" and not found["zombie"] and not both
 
 
-READER_MODE, BURSTS = "atomic_dirsync", (1, 3)  # three saves retire everything the reader has listed
+# three saves retire everything the reader has listed
+READER_MODE, BURSTS = "atomic_dirsync", (1, 3)
 
 
 def reader_trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial]:
-    """One trial per call of a read at which the writer saves once or three times, and one writer of `saves` checkpoints in parallel with a reader,
-    per layout."""
+    """One trial per call of a read at which the writer saves once or three times, and one writer of
+    `saves` checkpoints in parallel with a reader, per layout.
+    """
     found = []
     for layout in LAYOUTS:
         watched = InterleavingFs(Unsynced())
-        with history.copied(layout, scratch / "watched") as root, closing(PRODUCT.open(root, READER_MODE, watched)) as store:
+        with (
+            history.copied(layout, scratch / "watched") as root,
+            closing(PRODUCT.open(root, READER_MODE, watched)) as store,
+        ):
             store.newest_valid()
         for burst in BURSTS:
             facts = {"arm": "reader", "layout": layout, "saves": burst}
-            found += [Trial(f"reader/{layout}/{burst}/{at:03d}", facts | {"at": at}) for at, _ in points(tuple(watched.calls))]
-        found.append(Trial(f"reader/{layout}/beside", {"arm": "reader", "layout": layout, "saves": saves, "at": -1}))
+            found += [
+                Trial(f"reader/{layout}/{burst}/{at:03d}", facts | {"at": at})
+                for at, _ in points(tuple(watched.calls))
+            ]
+        found.append(
+            Trial(
+                f"reader/{layout}/beside",
+                {"arm": "reader", "layout": layout, "saves": saves, "at": -1},
+            )
+        )
     return found
 
 
-def run_reader(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
+def run_reader(
+    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+) -> dict[str, Any]:
     with history.copied(facts["layout"], folder) as root:
         writer = _Writer(root, seed, facts["layout"])
         if facts["at"] < 0:
@@ -183,7 +252,8 @@ class _Writer:
 
 
 def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> str:
-    """How the reader was misled: by an exception, a rejection, or a checkpoint older than the acknowledged one; empty if not.
+    """How the reader was misled: by an exception, a rejection, or a checkpoint older than the
+    acknowledged one; empty if not.
 
     A single file whose sidecar is not yet there may be rejected: it does not count yet.
     """
@@ -195,9 +265,16 @@ def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> s
         return f"{type(error).__name__}: {str(error)[:80]}"
     if choice.report is None:
         return "found nothing"
-    if choice.rejected and entry_of(root / Path(choice.rejected[0].path).name).global_step <= before:
+    if (
+        choice.rejected
+        and entry_of(root / Path(choice.rejected[0].path).name).global_step <= before
+    ):
         return f"refused {choice.rejected[0].path}: {choice.rejected[0].reason[:60]}"
-    return "" if (choice.report.global_step or 0) >= before else f"step {choice.report.global_step}, {before} was acknowledged"
+    return (
+        ""
+        if (choice.report.global_step or 0) >= before
+        else f"step {choice.report.global_step}, {before} was acknowledged"
+    )
 
 
 def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, Any]:
@@ -208,4 +285,10 @@ def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, An
         misled = _look(root, kind, InterleavingFs(Unsynced()), writer)
         looks += 1
     thread.join()
-    return {"looks": looks, "misled": misled or ("" if writer.acked == FIRST + saves else f"the writer came to {writer.acked}")}
+    return {
+        "looks": looks,
+        "misled": (
+            misled
+            or ("" if writer.acked == FIRST + saves else f"the writer came to {writer.acked}")
+        ),
+    }

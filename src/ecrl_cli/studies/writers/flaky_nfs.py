@@ -1,4 +1,6 @@
-"""A file system with network faults: a name appears late, a handle is stale once, a reply is lost and the call repeated."""
+"""A file system with network faults: a name appears late, a handle is stale once, a reply is lost
+and the call repeated.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,27 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.frame.study import Trial
 from ecrl_cli.studies.frame.watched_fs import Unsynced
-from ecrl_cli.studies.writers.store_fixture import FIRST, LATER, OLD, PRODUCT, Ack, History, Kind, judge, payload
+from ecrl_cli.studies.writers.store_fixture import (
+    FIRST,
+    LATER,
+    OLD,
+    PRODUCT,
+    Ack,
+    History,
+    Kind,
+    judge,
+    payload,
+)
 
 T = TypeVar("T")
 LOOKUPS = ("open", "open_at", "stat", "listdir")
 # Calls that a server may execute twice, and the second one's reply.
-REPEATED = {"rename": errno.ENOENT, "mkdir": errno.EEXIST, "unlink": errno.ENOENT, "symlink": errno.EEXIST}
+REPEATED = {
+    "rename": errno.ENOENT,
+    "mkdir": errno.EEXIST,
+    "unlink": errno.ENOENT,
+    "symlink": errno.EEXIST,
+}
 FAULTS = ("absent", "stale", "delivered twice")
 MODE = "atomic_dirsync"
 
@@ -42,7 +59,9 @@ class FlakyNfs(FsWrapper):
             return act()
         if twice:
             act()
-        error = REPEATED[call] if twice else errno.ENOENT if self._fault == "absent" else errno.ESTALE
+        error = (
+            REPEATED[call] if twice else errno.ENOENT if self._fault == "absent" else errno.ESTALE
+        )
         raise StorageError.of(call, path, OSError(error, "as a network file system says it"))
 
 
@@ -56,17 +75,28 @@ def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
                 with history.copied(layout, scratch / "watched") as root:
                     _act(root, seed, layout, phase, watched, PRODUCT)
                 facts = {"arm": "remote", "layout": layout, "phase": phase, "fault": fault}
-                found += [Trial(f"remote/{layout}/{phase}/{fault}/{at:03d}", facts | {"at": at}) for at in range(watched.concerned)]
+                found += [
+                    Trial(f"remote/{layout}/{phase}/{fault}/{at:03d}", facts | {"at": at})
+                    for at in range(watched.concerned)
+                ]
     return found
 
 
-def run(history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT) -> dict[str, Any]:
-    """One fault; the outcome class of what recovery then finds, and whether the next save succeeds."""
+def run(
+    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+) -> dict[str, Any]:
+    """One fault; the outcome class of what recovery then finds, and whether the next save
+    succeeds.
+    """
     with history.copied(facts["layout"], folder) as root:
         remote = FlakyNfs(Unsynced(), facts["fault"], facts["at"])
         said, acks = _act(root, seed, facts["layout"], facts["phase"], remote, kind)
         known = [(step, payload(seed).content(facts["layout"], step)) for step in (FIRST, OLD)]
-        outcome = said if said in ("lost_ack", "lost_all", "silent_wrong", "untyped") else judge(root, MODE, acks, known)
+        outcome = (
+            said
+            if said in ("lost_ack", "lost_all", "silent_wrong", "untyped")
+            else judge(root, MODE, acks, known)
+        )
         return {"said": said, "outcome": outcome, "next": _next_save(root, seed, facts["layout"])}
 
 
@@ -74,8 +104,12 @@ def sound(found: dict[str, Any]) -> bool:
     return bool(found["outcome"] == "new" and found["next"] == "saved")
 
 
-def _act(root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind) -> tuple[str, list[Ack]]:
-    """Save OLD, then, in the phase `recovery`, recover in a later attempt; only the named phase goes through `fs`."""
+def _act(
+    root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind
+) -> tuple[str, list[Ack]]:
+    """Save OLD, then, in the phase `recovery`, recover in a later attempt; only the named phase
+    goes through `fs`.
+    """
     acks = [Ack(FIRST, "", payload(seed).content(layout, FIRST))]
     saving = fs if phase == "save" else Unsynced()
     try:

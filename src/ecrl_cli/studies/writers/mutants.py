@@ -1,4 +1,6 @@
-"""Bugs planted into the protocol of two writers. Each runs over the cell in which it must show; the study must find all."""
+"""Bugs planted into the protocol of two writers. Each runs over the cell in which it must show; the
+study must find all.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class _ByMtime(CheckpointStore):
 
     @override
     def entries(self) -> list[CheckpointEntry]:
-        return sorted(super().entries(), key=lambda entry: entry.path.lstat().st_mtime, reverse=True)
+        return sorted(
+            super().entries(), key=lambda entry: entry.path.lstat().st_mtime, reverse=True
+        )
 
     @override
     def newest_valid(self) -> ResumeChoice:
@@ -69,7 +73,9 @@ class _ByMtime(CheckpointStore):
 
 
 class _LooksAtTheFolderOnce(CheckpointStore):
-    """Lists once and checks each name once: what is moved or arrives meanwhile counts as rejected."""
+    """Lists once and checks each name once: what is moved or arrives meanwhile counts as
+    rejected.
+    """
 
     @override
     def newest_valid(self) -> ResumeChoice:
@@ -97,7 +103,9 @@ def _undoing_by_name() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WriterMutant:
-    """`cell`: arm and facts of the trials in which it must show. `around`: context in which they run."""
+    """`cell`: arm and facts of the trials in which it must show. `around`: context in which they
+    run.
+    """
 
     name: str
     cell: dict[str, Any]
@@ -107,11 +115,19 @@ class WriterMutant:
 
 WRITER_MUTANTS = (
     WriterMutant(
-        "no look at the fence after the build", {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"}, Kind(_NoCheckAfterTheBuild)
+        "no look at the fence after the build",
+        {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"},
+        Kind(_NoCheckAfterTheBuild),
     ),
-    WriterMutant("no fence at all", {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"}, Kind(_NoFence)),
     WriterMutant(
-        "a rename that overwrites", {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"}, Kind(wrap=_Overwrites)
+        "no fence at all",
+        {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"},
+        Kind(_NoFence),
+    ),
+    WriterMutant(
+        "a rename that overwrites",
+        {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},
+        Kind(wrap=_Overwrites),
     ),
     WriterMutant(
         "clearing up by name",
@@ -119,8 +135,16 @@ WRITER_MUTANTS = (
         around=_undoing_by_name,
     ),
     WriterMutant("newest by mtime", {"arm": "clock", "layout": "group"}, Kind(_ByMtime)),
-    WriterMutant("one look at the folder, reader", {"arm": "reader", "layout": "group", "saves": 3}, Kind(_LooksAtTheFolderOnce)),
-    WriterMutant("one look at the folder, network", {"arm": "remote", "layout": "group", "phase": "recovery"}, Kind(_LooksAtTheFolderOnce)),
+    WriterMutant(
+        "one look at the folder, reader",
+        {"arm": "reader", "layout": "group", "saves": 3},
+        Kind(_LooksAtTheFolderOnce),
+    ),
+    WriterMutant(
+        "one look at the folder, network",
+        {"arm": "remote", "layout": "group", "phase": "recovery"},
+        Kind(_LooksAtTheFolderOnce),
+    ),
 )
 
 
@@ -137,17 +161,26 @@ def _shown(bug: WriterMutant, history: History, seed: int, folder: Path) -> Iter
     if arm == "clock":
         yield from _mtimes(bug, seed, folder)
         return
-    every = {"reader": lambda: fencing.reader_trials(history, seed, folder, 1), "remote": lambda: flaky_nfs.trials(history, seed, folder)}
+    every = {
+        "reader": lambda: fencing.reader_trials(history, seed, folder, 1),
+        "remote": lambda: flaky_nfs.trials(history, seed, folder),
+    }
     folder.mkdir(exist_ok=True)
     trials = every.get(arm, lambda: fencing.trials(history, seed, folder))()
-    inside = [trial.facts for trial in trials if bug.cell.items() <= trial.facts.items() and trial.facts.get("at", 0) >= 0]
+    inside = [
+        trial.facts
+        for trial in trials
+        if bug.cell.items() <= trial.facts.items() and trial.facts.get("at", 0) >= 0
+    ]
     for facts in inside:
         if arm == "reader":
             yield bool(fencing.run_reader(history, seed, folder / "t", facts, bug.kind)["misled"])
         elif arm == "remote":
             yield not flaky_nfs.sound(flaky_nfs.run(history, seed, folder / "t", facts, bug.kind))
         else:
-            yield not fencing.sound(fencing.run(history, seed, folder / "t", facts, bug.kind), facts)
+            yield not fencing.sound(
+                fencing.run(history, seed, folder / "t", facts, bug.kind), facts
+            )
     shutil.rmtree(folder)
 
 
@@ -155,6 +188,8 @@ def _mtimes(bug: WriterMutant, seed: int, folder: Path) -> Iterator[bool]:
     honest = clocks.scenario(folder, seed, bug.cell["layout"], "", random.Random(0))
     shutil.rmtree(folder)
     for number in range(5):
-        told = clocks.scenario(folder, seed, bug.cell["layout"], "to and fro", random.Random(number), bug.kind.store)
+        told = clocks.scenario(
+            folder, seed, bug.cell["layout"], "to and fro", random.Random(number), bug.kind.store
+        )
         shutil.rmtree(folder)
         yield told != honest

@@ -1,7 +1,9 @@
-"""Two supervisors start on one run directory at the same instant: one gets the lock, the other is told the owner, and a death releases it.
+"""Two supervisors start on one run directory at the same instant: one gets the lock, the other is
+told the owner, and a death releases it.
 
-`python -m ecrl_cli.studies.writers.races GATE` is one of the two. It gets lines of JSON. `race`: wait until the gate shows `round`, then try to
-lock; `try`: at once; `note`: record which attempt runs; `release`: release the lock.
+`python -m ecrl_cli.studies.writers.races GATE` is one of the two. It gets lines of JSON. `race`:
+wait until the gate shows `round`, then try to lock; `try`: at once; `note`: record which attempt
+runs; `release`: release the lock.
 """
 
 from __future__ import annotations
@@ -85,7 +87,11 @@ class Races:
             winner.ask({"do": "release"})
         freed = loser.ask({"do": "try", "root": str(root)})["won"]
         loser.ask({"do": "release"})
-        return found | {"names_holder": names, "names_attempt": f"{told}, attempt {ATTEMPT}" in again["said"], "freed": freed}
+        return found | {
+            "names_holder": names,
+            "names_attempt": f"{told}, attempt {ATTEMPT}" in again["said"],
+            "freed": freed,
+        }
 
     def _both(self) -> list[JsonProgram]:
         if self._shown is None:
@@ -94,7 +100,13 @@ class Races:
                 self._shown = mmap.mmap(file.fileno(), 1)
         self._rivals = [rival for rival in self._rivals if rival.process.poll() is None]
         while len(self._rivals) < 2:
-            self._rivals.append(JsonProgram("ecrl_cli.studies.writers.races", str(self._gate), env=child_environment(None, 1)))
+            self._rivals.append(
+                JsonProgram(
+                    "ecrl_cli.studies.writers.races",
+                    str(self._gate),
+                    env=child_environment(None, 1),
+                )
+            )
         return self._rivals
 
 
@@ -103,9 +115,13 @@ def stale_of(number: int) -> str:
 
 
 def sound(found: dict[str, Any]) -> bool:
-    """One winner; the loser exited with code 8, was told the owner, and got the lock when the owner released it or died."""
+    """One winner; the loser exited with code 8, was told the owner, and got the lock when the owner
+    released it or died.
+    """
     told = found["names_holder"] and found["names_attempt"]
-    return bool(found["winners"] == 1 and sorted(found["codes"]) == [0, 8] and told and found["freed"])
+    return bool(
+        found["winners"] == 1 and sorted(found["codes"]) == [0, 8] and told and found["freed"]
+    )
 
 
 class Contestant:

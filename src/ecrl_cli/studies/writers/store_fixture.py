@@ -1,4 +1,6 @@
-"""Shared by the study's arms: small checkpoints, a folder with a history, and a file system that lets another writer act between two calls."""
+"""Shared by the study's arms: small checkpoints, a folder with a history, and a file system that
+lets another writer act between two calls.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from ecrl_cli.storage.fs import Fs
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config
 from ecrl_cli.studies.frame.watched_fs import Unsynced
 
-FIRST, OLD, LATER = 10, 20, 30  # steps: the history's, the one that the old writer saves, a later one
+# steps: the history's, the one that the old writer saves, a later one
+FIRST, OLD, LATER = 10, 20, 30
 Wrap = Callable[[Fs], Fs]
 
 
@@ -58,7 +61,9 @@ class History:
         folder = self._folder / layout
         if not folder.exists():
             folder.mkdir(parents=True)
-            with closing(CheckpointStore(folder / "checkpoints", store_config("atomic_dirsync"))) as store:
+            with closing(
+                CheckpointStore(folder / "checkpoints", store_config("atomic_dirsync"))
+            ) as store:
                 store.claim(0)
                 first = payload(self._seed).image(layout, FIRST)
                 store.update_pointers_and_retire(store.save(first, 0), first)
@@ -75,7 +80,9 @@ class Ack:
 
 
 def judge(root: Path, mode: str, acks: list[Ack], known: list[tuple[int, Components]]) -> str:
-    """The outcome class: what recovery finds in `root` against the acknowledged saves. `known`: every state that any writer tried to save."""
+    """The outcome class: what recovery finds in `root` against the acknowledged saves. `known`:
+    every state that any writer tried to save.
+    """
     with closing(CheckpointStore(root, store_config(mode))) as store:
         choice = store.newest_valid()
         newest = max(ack.step for ack in acks)
@@ -86,8 +93,20 @@ def judge(root: Path, mode: str, acks: list[Ack], known: list[tuple[int, Compone
             return "silent_wrong"
         for ack in acks:
             if ack.step > FIRST:
-                found = next((store.verify(entry.path) for entry in store.entries() if entry.global_step == ack.step), None)
-                if found is None or not found.ok or found.manifest is None or found.commit_sha256 != ack.commit_sha256:
+                found = next(
+                    (
+                        store.verify(entry.path)
+                        for entry in store.entries()
+                        if entry.global_step == ack.step
+                    ),
+                    None,
+                )
+                if (
+                    found is None
+                    or not found.ok
+                    or found.manifest is None
+                    or found.commit_sha256 != ack.commit_sha256
+                ):
                     return "lost_ack"
                 if components(found.manifest) != ack.content:
                     return "silent_wrong"

@@ -1,4 +1,6 @@
-"""Concurrent writers, clocks and readers: one owner at a time, late writers get an error, and no clock decides."""
+"""Concurrent writers, clocks and readers: one owner at a time, late writers get an error, and no
+clock decides.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from ecrl_cli.config.studies import Writers
 from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
 from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
-from ecrl_cli.studies.frame.tables import Cells, TableSpec, count, fact, found, mutants_table, proportion, size, value
+from ecrl_cli.studies.frame.tables import (
+    Cells,
+    TableSpec,
+    count,
+    fact,
+    found,
+    mutants_table,
+    proportion,
+    size,
+    value,
+)
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, mutants
 from ecrl_cli.studies.writers import races as racing
 from ecrl_cli.studies.writers.store_fixture import History
@@ -26,17 +38,25 @@ def _races(context: StudyContext) -> racing.Races:
     return racing.Races(context.scratch)
 
 
-def _on_history(run: Callable[..., dict[str, Any]], context: StudyContext, trial: Trial) -> dict[str, Any]:
+def _on_history(
+    run: Callable[..., dict[str, Any]], context: StudyContext, trial: Trial
+) -> dict[str, Any]:
     return run(context.shared(_history), context.seed, context.scratch / "trial", trial.facts)
 
 
 def _race_trials(context: StudyContext) -> list[Trial]:
-    return [Trial(f"race/{n:03d}", {"arm": "race", "number": n, "left": racing.stale_of(n)}) for n in range(context.keys.races)]
+    return [
+        Trial(f"race/{n:03d}", {"arm": "race", "number": n, "left": racing.stale_of(n)})
+        for n in range(context.keys.races)
+    ]
 
 
 def _clock_trials(context: StudyContext) -> Iterator[Trial]:
     for number in range(context.keys.lies):
-        jump, layout = clocks.JUMPS[number % len(clocks.JUMPS)], LAYOUTS[number // len(clocks.JUMPS) % len(LAYOUTS)]
+        jump, layout = (
+            clocks.JUMPS[number % len(clocks.JUMPS)],
+            LAYOUTS[number // len(clocks.JUMPS) % len(LAYOUTS)],
+        )
         yield Trial(f"clock/{number:03d}", {"arm": "clock", "jump": jump, "layout": layout})
 
 
@@ -55,16 +75,24 @@ def _honest(context: StudyContext) -> dict[str, dict[str, Any]]:
 def _scenario(context: StudyContext, trial: Trial, jump: str) -> dict[str, Any]:
     folder = context.scratch / "trial"
     try:
-        return clocks.scenario(folder, context.seed, trial.facts["layout"], jump, context.rng(trial.key))
+        return clocks.scenario(
+            folder, context.seed, trial.facts["layout"], jump, context.rng(trial.key)
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 _ARMS = (
-    Arm("race", _race_trials, lambda context, trial: context.shared(_races).run(trial.facts["number"])),
+    Arm(
+        "race",
+        _race_trials,
+        lambda context, trial: context.shared(_races).run(trial.facts["number"]),
+    ),
     Arm(
         "fence",  # also "publish": the two alternate
-        lambda context: fencing.trials(context.shared(_history), context.seed, context.scratch, context.keys.every),
+        lambda context: fencing.trials(
+            context.shared(_history), context.seed, context.scratch, context.keys.every
+        ),
         partial(_on_history, fencing.run),
     ),
     Arm("publish", lambda context: (), partial(_on_history, fencing.run)),
@@ -76,18 +104,30 @@ _ARMS = (
     ),
     Arm(
         "reader",
-        lambda context: fencing.reader_trials(context.shared(_history), context.seed, context.scratch, context.keys.saves),
+        lambda context: fencing.reader_trials(
+            context.shared(_history), context.seed, context.scratch, context.keys.saves
+        ),
         partial(_on_history, fencing.run_reader),
     ),
     Arm(
         "source",
-        lambda context: [Trial(f"source/{module}", {"arm": "source", "module": module}) for module in clocks.DECIDES],
-        lambda context, trial: {"offences": clocks.offences(clocks.source_of(trial.facts["module"]))},
+        lambda context: [
+            Trial(f"source/{module}", {"arm": "source", "module": module})
+            for module in clocks.DECIDES
+        ],
+        lambda context, trial: {
+            "offences": clocks.offences(clocks.source_of(trial.facts["module"]))
+        },
     ),
     Arm(
         "planted",
-        lambda context: [Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name}) for bug in mutants.WRITER_MUTANTS],
-        lambda context, trial: mutants.run(trial.facts["bug"], context.shared(_history), context.seed, context.scratch / "trial"),
+        lambda context: [
+            Trial(f"planted/{bug.name}", {"arm": "planted", "bug": bug.name})
+            for bug in mutants.WRITER_MUTANTS
+        ],
+        lambda context, trial: mutants.run(
+            trial.facts["bug"], context.shared(_history), context.seed, context.scratch / "trial"
+        ),
         planted,
     ),
 )
@@ -123,7 +163,10 @@ _INTERLEAVINGS = ("fence", "publish")
 
 def _looks(results: Results) -> str:
     looks = sum(record.found["looks"] for record in results.of("reader") if record.facts["at"] < 0)
-    return f"Few saves: at each call of a look. Many: a thread beside a reader that looks again and again; {looks} looks."
+    return (
+        "Few saves: at each call of a look. Many: a thread beside a reader that looks again and"
+        f" again; {looks} looks."
+    )
 
 
 _TABLES = (
@@ -138,21 +181,34 @@ _TABLES = (
             count("freed", "got it afterwards", lambda r: r.found["freed"]),
             proportion(lambda r: not _won(r)),
         ),
-        note=f"One winner in {racing.KILLED_EVERY} is killed instead of letting go. The proportion counts races that went otherwise than promised.",
+        note=(
+            f"One winner in {racing.KILLED_EVERY} is killed instead of letting go. The proportion"
+            " counts races that went otherwise than promised."
+        ),
     ),
     TableSpec(
         "interleavings",
         "A writer that stands still while another one claims and commits",
         _INTERLEAVINGS,
-        by=(fact("arm", "arm"), fact("mode", "write mode"), fact("layout", "layout"), fact("newer", "the newer writer")),
+        by=(
+            fact("arm", "arm"),
+            fact("mode", "write mode"),
+            fact("layout", "layout"),
+            fact("newer", "the newer writer"),
+        ),
         columns=(
             size("n", "interleavings"),
-            *(count(end, f"late writer: {end}", _late_writer(end)) for end in ("saved", "fenced", "conflict")),
+            *(
+                count(end, f"late writer: {end}", _late_writer(end))
+                for end in ("saved", "fenced", "conflict")
+            ),
             count("refused", "late writer: another error", _unexplained),
             count("bad", "lost, overwritten or untyped", lambda r: not _kept(r)),
         ),
-        note="Every call of a save at which another writer can make a difference; no interval: they are all there are. "
-        "publish: one attempt, no claim.",
+        note=(
+            "Every call of a save at which another writer can make a difference; no interval: they"
+            " are all there are. publish: one attempt, no claim."
+        ),
     ),
     TableSpec(
         "clocks",
@@ -168,7 +224,10 @@ _TABLES = (
         ("remote",),
         by=(fact("fault", "fault"),),
         columns=_bad(lambda r: not _survived(r)),
-        note="Each call that the fault concerns, once, in a save and in a recovery. count: anything acknowledged lost, or the next save refused.",
+        note=(
+            "Each call that the fault concerns, once, in a save and in a recovery. count: anything"
+            " acknowledged lost, or the next save refused."
+        ),
     ),
     TableSpec(
         "readers",
@@ -184,20 +243,55 @@ _TABLES = (
         ("source",),
         columns=(
             fact("module", "module that decides"),
-            value("offences", "looks at a clock or an mtime", lambda r: "; ".join(r.found["offences"]) or "no"),
+            value(
+                "offences",
+                "looks at a clock or an mtime",
+                lambda r: "; ".join(r.found["offences"]) or "no",
+            ),
         ),
     ),
-    mutants_table((fact("bug", "planted bug"), found("shown", "trials that show it", "count"), found("tried", "of", "count"))),
+    mutants_table(
+        (
+            fact("bug", "planted bug"),
+            found("shown", "trials that show it", "count"),
+            found("tried", "of", "count"),
+        )
+    ),
 )
 
 _GATES = (
     all_of("one_winner", "race", _won, "races with one winner, and a loser that was told (exit 8)"),
     all_of("fenced", _INTERLEAVINGS, _kept, "interleavings that lost and overwrote nothing"),
-    all_of("told_why", _INTERLEAVINGS, lambda r: not _unexplained(r), "late writers that ended as Fenced, as CheckpointConflict, or saved"),
-    all_of("clocks", "clock", lambda r: not r.found["differs"], "stories under false clocks and mtimes with the same decisions"),
-    all_of("late_names", "remote", _survived, "faults of a network file system after which nothing was lost"),
-    all_of("readers", "reader", lambda r: not r.found["misled"], "looks beside a writer that were not misled"),
-    all_of("no_clock_decides", "source", lambda r: not r.found["offences"], "deciding modules that look at no clock and no mtime"),
+    all_of(
+        "told_why",
+        _INTERLEAVINGS,
+        lambda r: not _unexplained(r),
+        "late writers that ended as Fenced, as CheckpointConflict, or saved",
+    ),
+    all_of(
+        "clocks",
+        "clock",
+        lambda r: not r.found["differs"],
+        "stories under false clocks and mtimes with the same decisions",
+    ),
+    all_of(
+        "late_names",
+        "remote",
+        _survived,
+        "faults of a network file system after which nothing was lost",
+    ),
+    all_of(
+        "readers",
+        "reader",
+        lambda r: not r.found["misled"],
+        "looks beside a writer that were not misled",
+    ),
+    all_of(
+        "no_clock_decides",
+        "source",
+        lambda r: not r.found["offences"],
+        "deciding modules that look at no clock and no mtime",
+    ),
     mutants_found("bug", "shown"),
 )
 
@@ -205,20 +299,33 @@ _GATES = (
 def _notes(results: Results) -> Iterator[str]:
     raced, interleaved = results.of("race"), results.of(*_INTERLEAVINGS)
     if raced and all(map(_won, raced)):
-        yield f"0 of {len(raced)} start races had two winners or none: below {upper_bound(len(raced)):.2%} of such races at 95% (one-sided, exact)."
+        yield (
+            f"0 of {len(raced)} start races had two winners or none: below"
+            f" {upper_bound(len(raced)):.2%} of such races at 95% (one-sided, exact)."
+        )
     if interleaved and all(map(_kept, interleaved)):
-        yield f"All {len(interleaved)} interleavings tried of one save with another writer ended as promised: exhaustive over the calls, no interval."
+        yield (
+            f"All {len(interleaved)} interleavings tried of one save with another writer ended as"
+            " promised: exhaustive over the calls, no interval."
+        )
     yield (
-        "Fencing holds where claims follow one another, which the lock of the run directory sees to; two claims in the same instant on a file "
-        "system without locks are not covered, nor is a server that forgets what it has answered."
+        "Fencing holds where claims follow one another, which the lock of the run directory sees"
+        " to; two claims in the same instant on a file system without locks are not covered, nor is"
+        " a server that forgets what it has answered."
     )
-    yield "The write mode unsafe writes in place: a late writer can leave a whole checkpoint there that nobody acknowledged; none is mistaken."
+    yield (
+        "The write mode unsafe writes in place: a late writer can leave a whole checkpoint there"
+        " that nobody acknowledged; none is mistaken."
+    )
     yield "Hang detection is not tried here."
 
 
 STUDY = Study(
     keys=Writers,
-    description="Two writers, fenced and raced; clocks that jump; names that appear late; a reader beside a writer.",
+    description=(
+        "Two writers, fenced and raced; clocks that jump; names that appear late; a reader beside a"
+        " writer."
+    ),
     arms=_ARMS,
     tables=_TABLES,
     gates=_GATES,

@@ -5,16 +5,33 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from ecrl_cli.errors import EcrlError, Fenced, Hung, InputError, NoProgress, NoValidCheckpoint, StorageError
+from ecrl_cli.errors import (
+    EcrlError,
+    Fenced,
+    Hung,
+    InputError,
+    NoProgress,
+    NoValidCheckpoint,
+    StorageError,
+)
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorSession
 from ecrl_cli.records.messages import RankError
 from ecrl_cli.records.survivor_records import SURVIVED
 
 STORM = 2  # attempts in a row that gain no step
 # Signals that a process does not die of by a fault of its own.
-OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+OUTSIDE = (
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 RELAUNCHED = ("died", "hung")
-# Errors of a rank that a restart cannot fix: by the rank's exit code, the terminal status of the run and the error that it ends with.
+# Errors of a rank that a restart cannot fix: by the rank's exit code, the terminal status of the
+# run and the error that it ends with.
 INCURABLE: dict[int, tuple[str, type[EcrlError]]] = {
     InputError.exit_code: ("refused", InputError),
     NoValidCheckpoint.exit_code: ("gave_up", NoValidCheckpoint),
@@ -25,8 +42,8 @@ INCURABLE: dict[int, tuple[str, type[EcrlError]]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """`status`: supervisor.json's terminal_status (running: restart). `error`: the exception that ends the command; None unless the run stops
-    short.
+    """`status`: supervisor.json's terminal_status (running: restart). `error`: the exception that
+    ends the command; None unless the run stops short.
     """
 
     status: str
@@ -42,13 +59,20 @@ class Decision:
         return self.error.exit_code if self.error else 0
 
 
-def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError | None, planned: frozenset[int] = frozenset()) -> Decision:
+def decide(
+    attempts: tuple[Attempt, ...],
+    max_restarts: int,
+    trouble: RankError | None,
+    planned: frozenset[int] = frozenset(),
+) -> Decision:
     """What follows the last of `attempts`, which are those that `charged_attempts` returns.
 
-    `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts in which a planned failure was injected.
+    `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts
+    in which a planned failure was injected.
 
-    A planned change of the world size is not a restart and does not count against `max_restarts`; neither does an in-place recovery. If these
-    repeat without a new step, for example because the checkpoint is rejected each time, the restart-storm rule ends the run.
+    A planned change of the world size is not a restart and does not count against `max_restarts`;
+    neither does an in-place recovery. If these repeat without a new step, for example because the
+    checkpoint is rejected each time, the restart-storm rule ends the run.
     """
     last = attempts[-1]
     if last.outcome == "completed":
@@ -64,24 +88,39 @@ def decide(attempts: tuple[Attempt, ...], max_restarts: int, trouble: RankError 
         return Decision("running", why)
     if restarts(attempts) >= max_restarts:
         spent = (
-            f"all {max_restarts} restarts are spent" if max_restarts > 1 else "its only restart is spent" if max_restarts else "no restart is allowed"
+            f"all {max_restarts} restarts are spent"
+            if max_restarts > 1
+            else "its only restart is spent"
+            if max_restarts
+            else "no restart is allowed"
         )
         return _gave_up(attempts, f"{spent}; the last attempt: {why}")
     return Decision("running", why)
 
 
 def _from_outside(row: tuple[Attempt, ...], planned: frozenset[int]) -> str:
-    """That none of these attempts ended by itself, where a signal ended each that only somebody else sends and no planned failure did; else empty."""
-    if any(attempt.signal not in OUTSIDE or attempt.outcome == "hung" or attempt.attempt in planned for attempt in row):
+    """That none of these attempts ended by itself, where a signal ended each that only somebody
+    else sends and no planned failure did; else empty.
+    """
+    if any(
+        attempt.signal not in OUTSIDE or attempt.outcome == "hung" or attempt.attempt in planned
+        for attempt in row
+    ):
         return ""
     names = sorted({signal.Signals(attempt.signal).name for attempt in row if attempt.signal})
-    return f"; {' and '.join(names)} came from outside the run: from a person, a scheduler or the kernel's out-of-memory killer"
+    return (
+        f"; {' and '.join(names)} came from outside the run: from a person, a scheduler or the"
+        " kernel's out-of-memory killer"
+    )
 
 
 def death(attempt: Attempt) -> str:
     """How an attempt ended, as text."""
     if attempt.outcome == "resized":
-        return f"{attempt.world_size} ranks ended after step {attempt.last_step}, a planned change of the world size"
+        return (
+            f"{attempt.world_size} ranks ended after step {attempt.last_step}, a planned change of"
+            " the world size"
+        )
     if attempt.hang:
         return f"hung: {attempt.hang.text}"
     who = "the launcher" if attempt.rank is None else f"rank {attempt.rank}"
@@ -95,8 +134,8 @@ def death(attempt: Attempt) -> str:
 def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozenset()) -> int:
     """How many attempts in a row at the end did not get past the highest step reached before.
 
-    Not counted: an attempt that ended with its supervisor (exit code and signal unknown), and one in which a planned failure was injected.
-    Neither says anything about the job.
+    Not counted: an attempt that ended with its supervisor (exit code and signal unknown), and one
+    in which a planned failure was injected. Neither says anything about the job.
     """
     highest, row = 0, 0
     for attempt in attempts:
@@ -109,15 +148,19 @@ def without_gain(attempts: tuple[Attempt, ...], planned: frozenset[int] = frozen
 
 
 def restarts(attempts: tuple[Attempt, ...]) -> int:
-    """How many attempts follow one that died or hung. Resuming after a stop, a change of the world size or an in-place recovery is no restart."""
+    """How many attempts follow one that died or hung. Resuming after a stop, a change of the world
+    size or an in-place recovery is no restart.
+    """
     return sum(before.outcome in RELAUNCHED for before in attempts[:-1])
 
 
-def charged_attempts(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]) -> tuple[Attempt, ...]:
+def charged_attempts(
+    attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSession, ...]
+) -> tuple[Attempt, ...]:
     """The attempts that count against `max_restarts`: those since a person last started the run.
 
-    A killed supervisor (no `ended_at`) passes its restart budget on to its successor. One that ended by itself reported why, and starting the
-    run again starts a new budget.
+    A killed supervisor (no `ended_at`) passes its restart budget on to its successor. One that
+    ended by itself reported why, and starting the run again starts a new budget.
     """
     first = len(sessions) - 1
     while first > 0 and sessions[first - 1].ended_at is None:
@@ -126,7 +169,9 @@ def charged_attempts(attempts: tuple[Attempt, ...], sessions: tuple[SupervisorSe
 
 
 def _gave_up(attempts: tuple[Attempt, ...], reason: str) -> Decision:
-    """Give up: with Hung if all attempts without gain at the end (or the last one) hung, else with NoProgress."""
+    """Give up: with Hung if all attempts without gain at the end (or the last one) hung, else with
+    NoProgress.
+    """
     last, row = attempts[-1], attempts[-max(1, without_gain(attempts)) :]
     if all(attempt.outcome == "hung" for attempt in row):
         remedy = f"read the stacks in logs/attempt-{last.attempt:02d}, then start the run again"

@@ -12,7 +12,14 @@ from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
 from ecrl_cli.records.digests import source_sha256
-from ecrl_cli.records.events import SCHEMA_VERSION, Attempt, FinalState, RankLine, SupervisorRecord, SupervisorSession
+from ecrl_cli.records.events import (
+    SCHEMA_VERSION,
+    Attempt,
+    FinalState,
+    RankLine,
+    SupervisorRecord,
+    SupervisorSession,
+)
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config, write_run_config
@@ -24,8 +31,9 @@ from ecrl_cli.supervision.attempts.restart_policy import restarts
 
 
 def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
-    """Reopen a run that is resumed: drop its seal and update config.json with settings that may change without making it another run (such as data
-    paths). Where a finished run goes on to a higher target, the seal of its end is kept under that step.
+    """Reopen a run that is resumed: drop its seal and update config.json with settings that may
+    change without making it another run (such as data paths). Where a finished run goes on to a
+    higher target, the seal of its end is kept under that step.
 
     Only while holding the run's lock.
     """
@@ -38,12 +46,18 @@ def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
 
 
 class SupervisorRecordWriter:
-    """Writes the record of one run. Call `begin` first: it appends a session and ends attempts that a killed supervisor left as running."""
+    """Writes the record of one run. Call `begin` first: it appends a session and ends attempts that
+    a killed supervisor left as running.
+    """
 
     def __init__(self, layout: RunLayout, run_id: str, target_steps: int) -> None:
         self._layout = layout
         empty = SupervisorRecord(SCHEMA_VERSION, run_id, target_steps, "running", 0, (), ())
-        self.record = replace(read_record(layout), target_steps=target_steps) if layout.supervisor.exists() else empty
+        self.record = (
+            replace(read_record(layout), target_steps=target_steps)
+            if layout.supervisor.exists()
+            else empty
+        )
 
     @property
     def session(self) -> int:
@@ -51,17 +65,29 @@ class SupervisorRecordWriter:
         return len(self.record.sessions) - 1
 
     def at_target(self, config: RunConfig) -> bool:
-        """Whether the last attempt completed at the target of `config`: a finished run may have been given a higher one."""
+        """Whether the last attempt completed at the target of `config`: a finished run may have
+        been given a higher one.
+        """
         last = self.record.attempts[-1:]
         if not last or last[0].outcome != "completed":
             return False
         final = self._layout.attempt(last[0].attempt).final
-        return not config.continued_at or decode(FinalState, read_json(final)).global_step == config.target_steps
+        return (
+            not config.continued_at
+            or decode(FinalState, read_json(final)).global_step == config.target_steps
+        )
 
     def begin(self) -> None:
-        attempts = tuple(self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts)
+        attempts = tuple(
+            self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts
+        )
         session = SupervisorSession(monotonic(), wall(), boot_id(), code=source_sha256())
-        self._write(attempts=with_survived_as_died(attempts), sessions=(*self.record.sessions, session), terminal_status="running", reason="")
+        self._write(
+            attempts=with_survived_as_died(attempts),
+            sessions=(*self.record.sessions, session),
+            terminal_status="running",
+            reason="",
+        )
 
     def open(self, attempt: Attempt) -> None:
         self._write(attempts=(*self.record.attempts, replace(attempt, session=self.session)))
@@ -72,15 +98,30 @@ class SupervisorRecordWriter:
         self._write(attempts=(*self.record.attempts[:-1], last))
         return last
 
-    def end(self, status: str, reason: str, signals: tuple[int, ...] | None = None, writer_deaths: int | None = None) -> SupervisorRecord:
-        """Write the terminal status, the end of the session with its signals and writer deaths, and the phases of every attempt. Returns the
-        record.
+    def end(
+        self,
+        status: str,
+        reason: str,
+        signals: tuple[int, ...] | None = None,
+        writer_deaths: int | None = None,
+    ) -> SupervisorRecord:
+        """Write the terminal status, the end of the session with its signals and writer deaths, and
+        the phases of every attempt. Returns the record.
         """
         at, time = both_clocks()
-        ended = replace(self.record.sessions[-1], ended_at=at, ended_time=time, signals=signals, writer_deaths=writer_deaths)
+        ended = replace(
+            self.record.sessions[-1],
+            ended_at=at,
+            ended_time=time,
+            signals=signals,
+            writer_deaths=writer_deaths,
+        )
         sessions = (*self.record.sessions[:-1], ended)
         self._write(
-            terminal_status=status, reason=self._layout.relative_text(reason), sessions=sessions, attempts=with_survived_as_died(self.record.attempts)
+            terminal_status=status,
+            reason=self._layout.relative_text(reason),
+            sessions=sessions,
+            attempts=with_survived_as_died(self.record.attempts),
         )
         self._write(attempts=with_phases(self._layout, self.record.attempts))
         return self.record
@@ -101,30 +142,44 @@ def read_record(layout: RunLayout) -> SupervisorRecord:
     value = read_json(layout.supervisor)
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != SCHEMA_VERSION:
-        raise RecordError("supervisor.json", f"schema version {version}, this ECRL reads {SCHEMA_VERSION}", "use the version that wrote the run")
+        raise RecordError(
+            "supervisor.json",
+            f"schema version {version}, this ECRL reads {SCHEMA_VERSION}",
+            "use the version that wrote the run",
+        )
     try:
         return decode(SupervisorRecord, value)
     except (KeyError, TypeError) as error:
-        raise RecordError("supervisor.json", f"not a supervisor's record ({error})", "restore the file") from error
+        raise RecordError(
+            "supervisor.json", f"not a supervisor's record ({error})", "restore the file"
+        ) from error
 
 
 def with_survived_as_died(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """`attempts`, the last as `died` if it ended as `survived`: no attempt took over its survivors' state, so the next one starts from a
-    checkpoint.
+    """`attempts`, the last as `died` if it ended as `survived`: no attempt took over its survivors'
+    state, so the next one starts from a checkpoint.
     """
     last = attempts[-1:]
-    return (*attempts[:-1], replace(last[0], outcome="died")) if last and last[0].outcome == SURVIVED else attempts
+    return (
+        (*attempts[:-1], replace(last[0], outcome="died"))
+        if last and last[0].outcome == SURVIVED
+        else attempts
+    )
 
 
 def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]:
-    """The first and last step that rank 0 logged in `attempt`, ignoring an incomplete last line; (None, None) if it logged none."""
+    """The first and last step that rank 0 logged in `attempt`, ignoring an incomplete last line;
+    (None, None) if it logged none.
+    """
     path = layout.attempt(attempt).rank(0)
     lines = read_whole(path, MAX_JOURNAL).split(b"\n")[:-1] if path.exists() else []
     return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
 
 
 def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """`attempts` with the seconds of each phase of their start; unchanged if the records cannot be read."""
+    """`attempts` with the seconds of each phase of their start; unchanged if the records cannot be
+    read.
+    """
     try:
         records = load(layout)
         found = phases(records, timeline(records))
@@ -137,4 +192,6 @@ def _step(line: bytes) -> int:
     try:
         return decode(RankLine, parsed(line)).global_step
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError("rank0.jsonl", f"not a rank line ({error})", "restore the file") from error
+        raise RecordError(
+            "rank0.jsonl", f"not a rank line ({error})", "restore the file"
+        ) from error

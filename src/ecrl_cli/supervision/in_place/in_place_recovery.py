@@ -1,4 +1,6 @@
-"""Which processes of an attempt the next one reuses: none (`RestartAll`), or surviving ranks and warm spares (`InPlaceRecovery`)."""
+"""Which processes of an attempt the next one reuses: none (`RestartAll`), or surviving ranks and
+warm spares (`InPlaceRecovery`).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,22 @@ from ecrl_cli.supervision.watch.watchdog import Sidecar, WatchdogContext
 class InPlaceMonitor(AttemptMonitor):
     """Runs until every rank that has not ended has left, and keeps the spares warm meanwhile.
 
-    It ends like any other attempt, with nothing of it left running, if no rank is left, the zygote has died (and with it the ranks' store), a
-    rank reports an error that no recovery fixes or that corrupted its peers' state, or the run is to stop before all have left.
+    It ends like any other attempt, with nothing of it left running, if no rank is left, the zygote
+    has died (and with it the ranks' store), a rank reports an error that no recovery fixes or that
+    corrupted its peers' state, or the run is to stop before all have left.
     """
 
-    def __init__(self, running: ZygoteAttempt, workers: WorkerPool, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext) -> None:
-        super().__init__(running, context.attempt_spec.attempt, workers.listener, stop, sidecar, context)
+    def __init__(
+        self,
+        running: ZygoteAttempt,
+        workers: WorkerPool,
+        stop: StopSignals,
+        sidecar: Sidecar | None,
+        context: WatchdogContext,
+    ) -> None:
+        super().__init__(
+            running, context.attempt_spec.attempt, workers.listener, stop, sidecar, context
+        )
         self._zygote_attempt, self._workers, self._heartbeats = running, workers, context.heartbeats
         self._known_dead: frozenset[int] = frozenset()
         self._greeted: set[Connection] = set()
@@ -61,19 +73,28 @@ class InPlaceMonitor(AttemptMonitor):
 
     @property
     def _unrecoverable(self) -> bool:
-        return bool(self._known_dead) and any(error.peers_corrupted or error.exit_code in INCURABLE for error in self._rank_errors)
+        return bool(self._known_dead) and any(
+            error.peers_corrupted or error.exit_code in INCURABLE for error in self._rank_errors
+        )
 
     def _check_sidecar(self) -> None:
         super()._check_sidecar()
         spares = self._workers.spares
-        self._events.set_group("spares", (), wake)  # `spares.poll` closes descriptors whose numbers may be reused
+        # `spares.poll` closes descriptors whose numbers may be reused
+        self._events.set_group("spares", (), wake)
         spares.poll()
-        if stepping(self._heartbeats):  # only once the ranks are stepping: spares must not slow down their start
+        # only once the ranks are stepping: spares must not slow down their start
+        if stepping(self._heartbeats):
             spares.refill()
         self._events.set_group("spares", spares.watched(), wake)
 
     def _end(self) -> AttemptResult:
-        if self._zygote_attempt.orphaned or self._unrecoverable or not self._all_have_left or not self._workers.survivors:
+        if (
+            self._zygote_attempt.orphaned
+            or self._unrecoverable
+            or not self._all_have_left
+            or not self._workers.survivors
+        ):
             ended = super()._end()
             self._workers.dismiss()
             return ended
@@ -82,11 +103,21 @@ class InPlaceMonitor(AttemptMonitor):
         self._reaped = True
         self._drain_connections()
         stragglers = self._watchdog.stragglers if self._watchdog else ()
-        return AttemptResult(replace(exits, noticed_at=monotonic()), self._explanation(exits.first), None, None, stragglers)
+        return AttemptResult(
+            replace(exits, noticed_at=monotonic()),
+            self._explanation(exits.first),
+            None,
+            None,
+            stragglers,
+        )
 
     def _dispatch(self, message: Message, connection: Connection) -> None:
         if isinstance(message, LeftAttempt):
-            if message.attempt == self._attempt and not self._reaped and self._running.pids().get(message.rank) == message.pid:
+            if (
+                message.attempt == self._attempt
+                and not self._reaped
+                and self._running.pids().get(message.rank) == message.pid
+            ):
                 self._detach(connection)
                 self._workers.leave(message, connection)
         elif isinstance(message, SpareReady):
@@ -108,9 +139,11 @@ class InPlaceMonitor(AttemptMonitor):
 
 
 class RestartAll:
-    """Every attempt begins with new processes. The supervisor calls its methods in this order, once per attempt.
+    """Every attempt begins with new processes. The supervisor calls its methods in this order, once
+    per attempt.
 
-    `regroup`: the plan of the next attempt; empty if none of its processes are left from the attempt before.
+    `regroup`: the plan of the next attempt; empty if none of its processes are left from the
+    attempt before.
     """
 
     regroup = RegroupPlan()
@@ -121,14 +154,23 @@ class RestartAll:
         return ()
 
     def choose(self, spec: AttemptSpec, heartbeats: HeartbeatTable) -> tuple[int, ...]:
-        """The pids by rank of the processes that the attempt takes over; empty if all are to be launched."""
+        """The pids by rank of the processes that the attempt takes over; empty if all are to be
+        launched.
+        """
         return ()
 
     def monitor(
-        self, running: RunningAttempt, listener: ControlServer, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext
+        self,
+        running: RunningAttempt,
+        listener: ControlServer,
+        stop: StopSignals,
+        sidecar: Sidecar | None,
+        context: WatchdogContext,
     ) -> AttemptMonitor:
         """The monitor of the launched attempt."""
-        return AttemptMonitor(running, context.attempt_spec.attempt, listener, stop, sidecar, context)
+        return AttemptMonitor(
+            running, context.attempt_spec.attempt, listener, stop, sidecar, context
+        )
 
     def plan_next(self, spec: AttemptSpec, stop: StopSignals, *, reached: bool) -> None:
         """The attempt has ended: set `regroup`. `reached`: the run has reached its target."""
@@ -145,13 +187,22 @@ class RestartAll:
 
 
 class InPlaceRecovery(RestartAll):
-    """Survivors wait for the next attempt, and so do warm spares. `tell`: prints one line for the user. `prevalidator`: started when a rank dies,
-    if the survivors then load a checkpoint."""
+    """Survivors wait for the next attempt, and so do warm spares. `tell`: prints one line for the
+    user. `prevalidator`: started when a rank dies, if the survivors then load a checkpoint.
+    """
 
-    def __init__(self, config: RunConfig, listener: ControlServer, tell: Callable[[str], None], prevalidator: CheckpointPrevalidator) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        listener: ControlServer,
+        tell: Callable[[str], None],
+        prevalidator: CheckpointPrevalidator,
+    ) -> None:
         self._config = config
         loads = not recovery_of(config).from_memory
-        self._workers = WorkerPool(listener, config.supervision.spares, tell, prevalidator if loads else None)
+        self._workers = WorkerPool(
+            listener, config.supervision.spares, tell, prevalidator if loads else None
+        )
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -162,19 +213,31 @@ class InPlaceRecovery(RestartAll):
         return self._workers.choose(spec.origins, spec.joined)
 
     def monitor(
-        self, running: RunningAttempt, listener: ControlServer, stop: StopSignals, sidecar: Sidecar | None, context: WatchdogContext
+        self,
+        running: RunningAttempt,
+        listener: ControlServer,
+        stop: StopSignals,
+        sidecar: Sidecar | None,
+        context: WatchdogContext,
     ) -> AttemptMonitor:
         assert isinstance(running, ZygoteAttempt), "a live run has the zygote"
         self._workers.assign(context.attempt_spec, running)
         return InPlaceMonitor(running, self._workers, stop, sidecar, context)
 
     def plan_next(self, spec: AttemptSpec, stop: StopSignals, *, reached: bool) -> None:
-        """Plans with the survivors, if any. Waits for one warm spare per dead rank, as far as spares are configured."""
+        """Plans with the survivors, if any. Waits for one warm spare per dead rank, as far as
+        spares are configured.
+        """
         self.regroup = RegroupPlan()
         if reached or not self._workers.survivors:
             return
-        supervision, missing = self._config.supervision, spec.world_size - len(self._workers.steps())
-        spares = self._workers.gather(min(missing, supervision.spares), stop, supervision.start_timeout_s)
+        supervision, missing = (
+            self._config.supervision,
+            spec.world_size - len(self._workers.steps()),
+        )
+        spares = self._workers.gather(
+            min(missing, supervision.spares), stop, supervision.start_timeout_s
+        )
         self.regroup = plan_regroup(self._config, spec.world_size, self._workers.steps(), spares)
         if not self.regroup:
             self._workers.dismiss()

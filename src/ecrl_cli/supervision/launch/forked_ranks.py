@@ -1,7 +1,9 @@
-"""The ranks of a torchrun agent, forked from it: what they import, torch above all, is imported once, by the agent, and not by each rank again.
+"""The ranks of a torchrun agent, forked from it: what they import, torch above all, is imported
+once, by the agent, and not by each rank again.
 
-They are forked before the agent has a thread (the store's server is one), and wait until torch.distributed.run starts its workers. Each is then the
-agent's child, in a session of its own and with the environment that the agent gives it, as the program that it would have started.
+They are forked before the agent has a thread (the store's server is one), and wait until
+torch.distributed.run starts its workers. Each is then the agent's child, in a session of its own
+and with the environment that the agent gives it, as the program that it would have started.
 """
 
 from __future__ import annotations
@@ -31,15 +33,17 @@ def load(modules: Iterable[str]) -> None:
 
 
 def share_memory() -> None:
-    """Keeps the memory pages of existing objects shared with the processes forked from now on: the garbage collector would write to each of
-    them.
+    """Keeps the memory pages of existing objects shared with the processes forked from now on: the
+    garbage collector would write to each of them.
     """
     gc.collect()
     gc.freeze()
 
 
 def leave(error: BaseException) -> NoReturn:
-    """Exit with the code that a Python process would, without running the exit handlers and destructors of the process that this is a fork of."""
+    """Exit with the code that a Python process would, without running the exit handlers and
+    destructors of the process that this is a fork of.
+    """
     code = 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -64,7 +68,9 @@ class ForkedRank:
         os.close(orders)
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`argv`: of the program that this process takes the place of, python -u -m MODULE RUN_DIR ATTEMPT."""
+        """`argv`: of the program that this process takes the place of, python -u -m MODULE RUN_DIR
+        ATTEMPT.
+        """
         with os.fdopen(self._orders, "w") as orders:
             orders.write(json.dumps({"argv": argv[-3:], "environment": dict(environment)}) + "\n")
 
@@ -86,15 +92,20 @@ class ForkedRank:
 
 
 def _follow(orders: int, agent: int) -> NoReturn:
-    """In the forked process: wait for the orders, then be a rank to its end. Ends where the agent does."""
+    """In the forked process: wait for the orders, then be a rank to its end. Ends where the agent
+    does.
+    """
     try:
         os.setsid()
         die_with_parent(agent)
         with os.fdopen(orders) as pipe:
-            told: dict[str, Any] = json.loads(pipe.readline())  # not to its end: the ranks forked later hold the other end too
+            # not to its end: the ranks forked later hold the other end too
+            told: dict[str, Any] = json.loads(pipe.readline())
         os.environ.update(told["environment"])
         module, run_dir, attempt = told["argv"]
         worker = importlib.import_module(module)
-        sys.exit(worker.run_rank(Path(run_dir), int(attempt), from_environment(os.environ), monotonic()))
+        sys.exit(
+            worker.run_rank(Path(run_dir), int(attempt), from_environment(os.environ), monotonic())
+        )
     except BaseException as error:
         leave(error)

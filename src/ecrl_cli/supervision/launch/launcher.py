@@ -1,4 +1,6 @@
-"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest, report how each ended; a command's launchers."""
+"""The launcher interface: start the ranks of one attempt, notice the first death, kill the rest,
+report how each ended; a command's launchers.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,22 @@ from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
 WORKER = "ecrl_cli.training.worker"
-GONE_WITHIN_S = 5.0  # SIGKILL takes milliseconds; a process that is still there after this is stuck in the kernel
+# SIGKILL takes milliseconds; a process that is still there after this is stuck in the kernel
+GONE_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
     """What to launch for one attempt.
 
-    `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will import (zygote). `nodes`: the nodes that share the
-    ranks equally, the supervisor's own first; empty: this machine only. `private_network`: the ranks run in a private network namespace (under
-    the zygote: that of a zygote used for one attempt). `existing_pids`: pids by rank of existing processes that are assigned their rank by others
-    (zygote); empty: start the ranks.
+    `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will import
+    (zygote). `nodes`: the nodes that share the ranks equally, the supervisor's own first; empty:
+    this machine only. `private_network`: the ranks run in a private network namespace (under the
+    zygote: that of a zygote used for one attempt). `existing_pids`: pids by rank of existing
+    processes that are assigned their rank by others (zygote); empty: start the ranks.
 
-    `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt, rendezvous, started) -> exit code` in a zygote.
+    `module`: what a rank runs: as a program under torchrun, its `run_rank(run_dir, attempt,
+    rendezvous, started) -> exit code` in a zygote.
     """
 
     layout: RunLayout
@@ -52,7 +57,9 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How a rank ended: one of `exit_code` and `signal` is set, neither if it cannot be known. `rank` None: the launcher's own process."""
+    """How a rank ended: one of `exit_code` and `signal` is set, neither if it cannot be known.
+    `rank` None: the launcher's own process.
+    """
 
     rank: int | None
     pid: int
@@ -66,7 +73,9 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """`first`: the casualty that ended the attempt (None: all ranks ended well). `noticed_at`: when it was noticed (monotonic)."""
+    """`first`: the casualty that ended the attempt (None: all ranks ended well). `noticed_at`: when
+    it was noticed (monotonic).
+    """
 
     ranks: tuple[RankExit, ...]
     first: RankExit | None
@@ -75,7 +84,9 @@ class RankExits:
 
 class RunningAttempt(Protocol):
     def watched(self) -> Collection[int]:
-        """Descriptors that become readable when `check` has something to see. May change with each call of `introduce` and `check`."""
+        """Descriptors that become readable when `check` has something to see. May change with each
+        call of `introduce` and `check`.
+        """
 
     def introduce(self, rank: int, pid: int) -> None:
         """A rank has sent Hello."""
@@ -84,17 +95,23 @@ class RunningAttempt(Protocol):
         """By rank, the pids known so far of ranks that had not ended at the last `check`."""
 
     def check(self) -> bool:
-        """Whether the attempt is over: a rank failed, all have ended, or the launcher's own process has ended. Never waits."""
+        """Whether the attempt is over: a rank failed, all have ended, or the launcher's own process
+        has ended. Never waits.
+        """
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left. Does nothing after `reap`."""
 
     def reap(self) -> RankExits:
-        """Wait until everything has ended and return how. Takes milliseconds, after `check` was true or `kill` was called; may be repeated."""
+        """Wait until everything has ended and return how. Takes milliseconds, after `check` was
+        true or `kill` was called; may be repeated.
+        """
 
 
 class Launcher(Protocol):
-    """The class also has `make(config)`, with which a `LauncherKind` (config/launchers.py) creates an instance."""
+    """The class also has `make(config)`, with which a `LauncherKind` (config/launchers.py) creates
+    an instance.
+    """
 
     def warm(self, config: RunConfig) -> None:
         """Do what is needed once for all runs, before the clock of the next run starts."""
@@ -108,7 +125,9 @@ class Launcher(Protocol):
 
 @dataclass
 class RankProcess:
-    """A rank's process that is being watched. `status`: its wait status once known. `over`: whether it has ended."""
+    """A rank's process that is being watched. `status`: its wait status once known. `over`: whether
+    it has ended.
+    """
 
     rank: int
     pid: int
@@ -141,24 +160,30 @@ class RankTable:
         return [r.pidfd for r in self.known.values() if not r.over]
 
     def newly_over(self) -> list[RankProcess]:
-        """Mark and return the ranks that have ended since the last call, waiting for those that are exiting right now.
+        """Mark and return the ranks that have ended since the last call, waiting for those that are
+        exiting right now.
 
-        A dying rank closes its sockets before it has ended, so a peer that fails because of that may end first.
+        A dying rank closes its sockets before it has ended, so a peer that fails because of that
+        may end first.
         """
         left = [rank for rank in self.known.values() if not rank.over]
         if any(processes.ended(rank.pidfd) for rank in left):
-            processes.wait_all([rank.pidfd for rank in left if processes.exiting(rank.pid)], GONE_WITHIN_S)
+            processes.wait_all(
+                [rank.pidfd for rank in left if processes.exiting(rank.pid)], GONE_WITHIN_S
+            )
         over = [rank for rank in left if processes.ended(rank.pidfd)]
         for rank in over:
             rank.over = True
         return over
 
     def notice(self, casualties: list[RankExit]) -> None:
-        """Keep the first casualty. Of several at once: the one that a peer's death does not explain (a rank that lost a peer ends with exit code
-        1).
+        """Keep the first casualty. Of several at once: the one that a peer's death does not explain
+        (a rank that lost a peer ends with exit code 1).
         """
         if self.first is None and casualties:
-            self.first = min(casualties, key=lambda e: (e.exit_code == 1, -1 if e.rank is None else e.rank))
+            self.first = min(
+                casualties, key=lambda e: (e.exit_code == 1, -1 if e.rank is None else e.rank)
+            )
             self.noticed_at = monotonic()
 
     def kill(self) -> None:
@@ -166,7 +191,9 @@ class RankTable:
             processes.kill(rank.pidfd)
 
     def gather(self) -> None:
-        """Wait until all have ended, record how, and close the pidfds. Only the first call does anything."""
+        """Wait until all have ended, record how, and close the pidfds. Only the first call does
+        anything.
+        """
         if self.closed:
             return
         self.closed = True
@@ -178,10 +205,14 @@ class RankTable:
 
     def dead(self) -> frozenset[int]:
         """The ranks known to have failed."""
-        return frozenset(rank.rank for rank in self.known.values() if rank.over and not rank.exit().good)
+        return frozenset(
+            rank.rank for rank in self.known.values() if rank.over and not rank.exit().good
+        )
 
     def release(self) -> None:
-        """Stop watching the living ranks: another owner watches them from now on. How the others ended is kept."""
+        """Stop watching the living ranks: another owner watches them from now on. How the others
+        ended is kept.
+        """
         self.closed = True
         for rank in self.known.values():
             os.close(rank.pidfd)
@@ -195,15 +226,22 @@ class RankTable:
 class LauncherCache:
     """Launchers shared by the runs of one command: at most one of each kind, started on first use.
 
-    So a sweep has one zygote, and one more for runs that need a private network. Other settings of the math kernels also need another launcher.
+    So a sweep has one zygote, and one more for runs that need a private network. Other settings of
+    the math kernels also need another launcher.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Launcher] = {}
 
     def of(self, config: RunConfig, failures: Iterable[PlannedFailure]) -> Launcher:
-        """The launcher, warmed up, for a run with the planned `failures`: shared start-up work is done before the clock of any run starts."""
-        key = (config.supervision.launcher, needs_private_network(failures), *kernel_choices().items())
+        """The launcher, warmed up, for a run with the planned `failures`: shared start-up work is
+        done before the clock of any run starts.
+        """
+        key = (
+            config.supervision.launcher,
+            needs_private_network(failures),
+            *kernel_choices().items(),
+        )
         if key not in self._made:
             self._made[key] = launcher_of(config).load().make(config)
         self._made[key].warm(config)
@@ -221,9 +259,18 @@ def needs_private_network(failures: Iterable[PlannedFailure]) -> bool:
 
 
 def check_network(failures: Iterable[PlannedFailure]) -> None:
-    """ConfigError if a partition is planned and this machine does not let its user create a network namespace."""
+    """ConfigError if a partition is planned and this machine does not let its user create a network
+    namespace.
+    """
     if not needs_private_network(failures):
         return
     if reason := PREREQUISITES["private network"].absent():
-        remedy = "run it as root, let users make namespaces (sysctl user.max_net_namespaces, user.max_user_namespaces), or leave it out"
-        raise ConfigError("failure", f"a partition needs a network namespace of its own, which is refused here ({reason})", remedy)
+        remedy = (
+            "run it as root, let users make namespaces (sysctl user.max_net_namespaces,"
+            " user.max_user_namespaces), or leave it out"
+        )
+        raise ConfigError(
+            "failure",
+            f"a partition needs a network namespace of its own, which is refused here ({reason})",
+            remedy,
+        )

@@ -1,8 +1,9 @@
-"""What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes killed when the supervisor has gone.
+"""What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes
+killed when the supervisor has gone.
 
 `python -m ecrl_cli.supervision.launch.srun_node_main RDZV_ID RANKS MODULES ARGUMENTS...`.
-Parent-death signals do not work across machines. Standard input
-does: the supervisor holds the other end of srun's, so its death, however it comes, is end of file here.
+Parent-death signals do not work across machines. Standard input does: the supervisor holds the
+other end of srun's, so its death, however it comes, is end of file here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.torchrun import AGENT, RENDEZVOUS_ID
 
 CUT_OFF = 1
-NODE_VARIABLE = "ECRL_NODE"  # environment variable of the ranks: the number of their node; 0 is the supervisor's
+# environment variable of the ranks: the number of their node; 0 is the supervisor's
+NODE_VARIABLE = "ECRL_NODE"
 
 
 def main(arguments: list[str]) -> int:
@@ -25,11 +27,19 @@ def main(arguments: list[str]) -> int:
     rdzv_id, ranks, modules, *rest = arguments
     node = os.environ["SLURM_PROCID"]
     processes.become_subreaper()
-    # The head node hosts the store because it is number 0, not by comparing addresses: its name may resolve to an address that it does not have.
+    # The head node hosts the store because it is number 0, not by comparing addresses: its name may
+    # resolve to an address that it does not have.
     agent = subprocess.Popen(
-        with_pdeathsig([sys.executable, "-m", AGENT, ranks, modules, "--rdzv-conf", f"node={node}", *rest]),
+        with_pdeathsig(
+            [sys.executable, "-m", AGENT, ranks, modules, "--rdzv-conf", f"node={node}", *rest]
+        ),
         stdin=subprocess.DEVNULL,
-        env={**os.environ, NODE_VARIABLE: node, RENDEZVOUS_ID: rdzv_id, "ECRL_SUPERVISOR": str(os.getpid())},
+        env={
+            **os.environ,
+            NODE_VARIABLE: node,
+            RENDEZVOUS_ID: rdzv_id,
+            "ECRL_SUPERVISOR": str(os.getpid()),
+        },
         start_new_session=True,
     )
     agent_fd = os.pidfd_open(agent.pid)
@@ -38,12 +48,18 @@ def main(arguments: list[str]) -> int:
     finally:
         processes.kill(agent_fd)
         agent.wait()
-        here, ours = processes.tagged(f"{NODE_VARIABLE}={node}"), processes.tagged(f"{RENDEZVOUS_ID}={rdzv_id}")
-        processes.sweep(lambda pid: here(pid) and ours(pid))  # both tags: two nodes may be one machine
+        here, ours = (
+            processes.tagged(f"{NODE_VARIABLE}={node}"),
+            processes.tagged(f"{RENDEZVOUS_ID}={rdzv_id}"),
+        )
+        # both tags: two nodes may be one machine
+        processes.sweep(lambda pid: here(pid) and ours(pid))
 
 
 def _ended(agent_fd: int) -> bool:
-    """Wait for the agent's end. False if the supervisor's end, seen on standard input, came first."""
+    """Wait for the agent's end. False if the supervisor's end, seen on standard input, came
+    first.
+    """
     poll = select.poll()
     poll.register(agent_fd, select.POLLIN)
     poll.register(0, select.POLLIN)

@@ -1,11 +1,14 @@
-"""The default launcher: torch.distributed.run (see `torchrun_main`), once per attempt, without its own restarts.
+"""The default launcher: torch.distributed.run (see `torchrun_main`), once per attempt, without its
+own restarts.
 
-torchrun's agent polls its workers ten times a second and then needs up to half a minute to stop the survivors. So the supervisor watches the
-workers itself (each sends Hello with its pid) and kills the agent as soon as one has failed. The kernel then kills the survivors (parent-death
-signal), and all workers become children of the supervisor, which reaps them and learns how each ended.
+torchrun's agent polls its workers ten times a second and then needs up to half a minute to stop the
+survivors. So the supervisor watches the workers itself (each sends Hello with its pid) and kills
+the agent as soon as one has failed. The kernel then kills the survivors (parent-death signal), and
+all workers become children of the supervisor, which reaps them and learns how each ended.
 
-On several nodes srun starts an agent on each; they rendezvous in a store hosted by the first, the supervisor's own node. The supervisor watches the
-ranks of its own node directly. Of the other nodes it sees what their agents print, and the end of srun. So after a failure the agents get a few
+On several nodes srun starts an agent on each; they rendezvous in a store hosted by the first, the
+supervisor's own node. The supervisor watches the ranks of its own node directly. Of the other nodes
+it sees what their agents print, and the end of srun. So after a failure the agents get a few
 seconds to report what they saw before everything is killed.
 """
 
@@ -28,17 +31,28 @@ from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S, LaunchSpec, RankExit, RankExits, RankTable, RunningAttempt
+from ecrl_cli.supervision.launch.launcher import (
+    GONE_WITHIN_S,
+    LaunchSpec,
+    RankExit,
+    RankExits,
+    RankTable,
+    RunningAttempt,
+)
 from ecrl_cli.supervision.launch.slurm_allocation import slurm_environment, srun
 
 AGENT = "ecrl_cli.supervision.launch.torchrun_main"
-RENDEZVOUS_ID = "TORCHELASTIC_RUN_ID"  # environment variable of an agent and its ranks: the attempt that they belong to
-_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL)
+# environment variable of an agent and its ranks: the attempt that they belong to
+RENDEZVOUS_ID = "TORCHELASTIC_RUN_ID"
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):\s*\[\d+\]:(.*?)(?:={8,}|\Z)", re.DOTALL
+)
 
 _FAILED_RANK = re.compile(r"rank\s*: (\d+) .*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 NODE = "ecrl_cli.supervision.launch.srun_node_main"
-REPORTED_WITHIN_S = 8.0  # an agent notices a death within 0.1 s and needs about 2 s to end; a lost node never reports
+# an agent notices a death within 0.1 s and needs about 2 s to end; a lost node never reports
+REPORTED_WITHIN_S = 8.0
 _LABEL = re.compile(r"^ *(\d+): ?", re.MULTILINE)
 _FAILED = re.compile(r"\(local_rank: (\d+)\).*?exitcode\s*: (-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
@@ -55,7 +69,8 @@ def as_exit(rank: int | None, pid: int, code: int) -> RankExit:
 
 
 class AgentAttempt:
-    """`_agent`: the process that the supervisor starts and watches: the agent itself, or the srun that starts one on each node.
+    """`_agent`: the process that the supervisor starts and watches: the agent itself, or the srun
+    that starts one on each node.
 
     `deaf`: whether it and its ranks ignore SIGTERM, SIGINT and SIGHUP.
     """
@@ -63,7 +78,11 @@ class AgentAttempt:
     deaf = True
 
     def __init__(
-        self, spec: LaunchSpec, command: Callable[[LaunchSpec, str, Path], list[str]], stdin: int, known: Mapping[str, str] | None = None
+        self,
+        spec: LaunchSpec,
+        command: Callable[[LaunchSpec, str, Path], list[str]],
+        stdin: int,
+        known: Mapping[str, str] | None = None,
     ) -> None:
         self._spec, self._ranks = spec, RankTable()
         self._rendezvous_id = f"ecrl-{secrets.token_hex(8)}"
@@ -75,7 +94,8 @@ class AgentAttempt:
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes) | dict(known or {RENDEZVOUS_ID: self._rendezvous_id}),
+                env=child_environment(spec.layout.root, spec.threads, alone=not spec.nodes)
+                | dict(known or {RENDEZVOUS_ID: self._rendezvous_id}),
                 start_new_session=True,
             )
         self._agent_fd = os.pidfd_open(self._agent.pid)
@@ -96,7 +116,9 @@ class AgentAttempt:
             rank.status = 0 if rank.status is None else rank.status
 
     def _leave_nothing(self) -> None:
-        """After the agent has been reaped: reap its ranks, kill those that had not sent Hello yet, remove temporary files."""
+        """After the agent has been reaped: reap its ranks, kill those that had not sent Hello yet,
+        remove temporary files.
+        """
         self._ranks.gather()
         processes.sweep(processes.tagged(f"{RENDEZVOUS_ID}={self._rendezvous_id}"))
         os.close(self._agent_fd)
@@ -127,9 +149,12 @@ class TorchrunAttempt(AgentAttempt):
 
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
-            # None: the agent has reaped it. Then the agent's exit code or its table of failures tells how it ended.
+            # None: the agent has reaped it. Then the agent's exit code or its table of failures
+            # tells how it ended.
             rank.status = processes.peek(rank.pid, rank.pidfd)
-        self._ranks.notice([r.exit() for r in self._ranks.known.values() if r.over and r.status not in (None, 0)])
+        self._ranks.notice(
+            [r.exit() for r in self._ranks.known.values() if r.over and r.status not in (None, 0)]
+        )
         if not self._agent_over and processes.ended(self._agent_fd):
             self._agent_over = True
             self._notice_agent()
@@ -151,9 +176,13 @@ class TorchrunAttempt(AgentAttempt):
         return self._ranks.exits()
 
     def _all_ended_well(self) -> bool:
-        """If so, the attempt is over at once: the agent itself would take most of a second to notice and exit."""
+        """If so, the attempt is over at once: the agent itself would take most of a second to
+        notice and exit.
+        """
         ranks = self._ranks.known.values()
-        return len(ranks) == self._spec.order.world_size and all(rank.over and rank.status == 0 for rank in ranks)
+        return len(ranks) == self._spec.order.world_size and all(
+            rank.over and rank.status == 0 for rank in ranks
+        )
 
     def _notice_agent(self) -> None:
         """The agent ended before any rank was seen to fail."""
@@ -166,12 +195,33 @@ class TorchrunAttempt(AgentAttempt):
 
 
 def agent_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
-    """The agent's argv. The store binds a free port itself (0), so that nothing else can take it; `scratch` keeps torchrun's logs out of /tmp."""
-    agent = f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl --local-addr 127.0.0.1".split()
-    agent += ["--signals-to-handle", "SIGQUIT"]  # its default list would handle the signals that it is started to ignore
-    where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"127.0.0.1:{spec.port}", "--log-dir", str(scratch)]
+    """The agent's argv. The store binds a free port itself (0), so that nothing else can take it;
+    `scratch` keeps torchrun's logs out of /tmp.
+    """
+    agent = (
+        f"--nnodes 1 --nproc-per-node {spec.order.world_size} --max-restarts 0 --rdzv-backend ecrl"
+        " --local-addr 127.0.0.1".split()
+    )
+    # its default list would handle the signals that it is started to ignore
+    agent += ["--signals-to-handle", "SIGQUIT"]
+    where = [
+        "--rdzv-id",
+        rdzv_id,
+        "--rdzv-endpoint",
+        f"127.0.0.1:{spec.port}",
+        "--log-dir",
+        str(scratch),
+    ]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return [sys.executable, "-m", AGENT, *forks(spec, spec.order.world_size), *agent, *where, *worker]
+    return [
+        sys.executable,
+        "-m",
+        AGENT,
+        *forks(spec, spec.order.world_size),
+        *agent,
+        *where,
+        *worker,
+    ]
 
 
 def forks(spec: LaunchSpec, ranks: int) -> list[str]:
@@ -180,13 +230,17 @@ def forks(spec: LaunchSpec, ranks: int) -> list[str]:
 
 
 def first_failure(output: str) -> RankExit | None:
-    """The root cause that torchrun printed; used if it reaped a rank before the supervisor could read its status."""
+    """The root cause that torchrun printed; used if it reaped a rank before the supervisor could
+    read its status.
+    """
     found = _FAILED_RANK.search(root_cause(output))
     return as_exit(int(found[1]), int(found[3]), int(found[2])) if found else None
 
 
 class NodesAttempt(AgentAttempt):
-    deaf = False  # agents end their remaining ranks by SIGTERM; ranks without heartbeat table cannot save a last checkpoint anyway
+    # agents end their remaining ranks by SIGTERM; ranks without heartbeat table cannot save a last
+    # checkpoint anyway
+    deaf = False
 
     def __init__(self, spec: LaunchSpec) -> None:
         super().__init__(spec, srun_command, subprocess.PIPE, slurm_environment())
@@ -195,7 +249,9 @@ class NodesAttempt(AgentAttempt):
     def check(self) -> bool:
         for rank in self._ranks.newly_over():
             rank.status = processes.peek(rank.pid, rank.pidfd)
-        self._ranks.notice([rank.exit() for rank in self._ranks.known.values() if rank.over and rank.status])
+        self._ranks.notice(
+            [rank.exit() for rank in self._ranks.known.values() if rank.over and rank.status]
+        )
         if not self._agent_over and processes.ended(self._agent_fd):
             self._agent_over = True
             code = self._agent.wait()
@@ -204,8 +260,8 @@ class NodesAttempt(AgentAttempt):
         return self._agent_over or self._ranks.first is not None
 
     def kill(self) -> None:
-        """Close srun's standard input: each node's wrapper then ends and kills everything on its node. srun itself may keep waiting for a lost
-        node.
+        """Close srun's standard input: each node's wrapper then ends and kills everything on its
+        node. srun itself may keep waiting for a lost node.
         """
         if not self._killed and not self._ranks.closed:
             self._killed = True
@@ -227,24 +283,51 @@ class NodesAttempt(AgentAttempt):
         return self._ranks.exits()
 
     def _name_the_cause(self, code: int) -> None:
-        """Prefer the root cause that an agent reported to what was noticed first, which is often a survivor that lost its peer."""
+        """Prefer the root cause that an agent reported to what was noticed first, which is often a
+        survivor that lost its peer.
+        """
         if code == 0:
             self._ended_well()
         if self._ranks.first is not None:
             ranks_per_node = self._spec.order.world_size // len(self._spec.nodes)
-            reported = node_failures(Path(self._spec.output).read_text(encoding="utf-8", errors="replace"), ranks_per_node)
+            reported = node_failures(
+                Path(self._spec.output).read_text(encoding="utf-8", errors="replace"),
+                ranks_per_node,
+            )
             self._ranks.first = min([self._ranks.first, *reported], key=_explains_less)
 
 
 def srun_command(spec: LaunchSpec, rdzv_id: str, scratch: Path) -> list[str]:
-    """srun's argv. The head node's port is free now and bound a moment later: if it is taken by then, the attempt dies and the next one picks
-    another.
+    """srun's argv. The head node's port is free now and bound a moment later: if it is taken by
+    then, the attempt dies and the next one picks another.
     """
     ranks_per_node = spec.order.world_size // len(spec.nodes)
-    agent = f"--nnodes {len(spec.nodes)} --nproc-per-node {ranks_per_node} --max-restarts 0 --rdzv-backend ecrl".split()
-    where = ["--rdzv-id", rdzv_id, "--rdzv-endpoint", f"{socket.gethostname()}:{spec.port or free_port()}", "--log-dir", str(scratch)]
+    agent = (
+        f"--nnodes {len(spec.nodes)} --nproc-per-node {ranks_per_node} --max-restarts 0"
+        " --rdzv-backend ecrl".split()
+    )
+    where = [
+        "--rdzv-id",
+        rdzv_id,
+        "--rdzv-endpoint",
+        f"{socket.gethostname()}:{spec.port or free_port()}",
+        "--log-dir",
+        str(scratch),
+    ]
     worker = ["-m", spec.module, str(spec.layout.root), str(spec.order.attempt)]
-    return srun(spec.nodes, [sys.executable, "-m", NODE, rdzv_id, *forks(spec, ranks_per_node), *agent, *where, *worker])
+    return srun(
+        spec.nodes,
+        [
+            sys.executable,
+            "-m",
+            NODE,
+            rdzv_id,
+            *forks(spec, ranks_per_node),
+            *agent,
+            *where,
+            *worker,
+        ],
+    )
 
 
 def free_port() -> int:
@@ -254,18 +337,24 @@ def free_port() -> int:
 
 
 def node_failures(output: str, ranks_per_node: int) -> list[RankExit]:
-    """The root cause that each node's agent printed to srun's labelled `output`. `ranks_per_node`: ranks per node."""
+    """The root cause that each node's agent printed to srun's labelled `output`. `ranks_per_node`:
+    ranks per node.
+    """
     found = []
     for node in sorted({int(label) for label in _LABEL.findall(output)}):
-        own = "\n".join(line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line))
+        own = "\n".join(
+            line.split(":", 1)[1] for line in output.splitlines() if re.match(rf" *{node}:", line)
+        )
         failed = _FAILED.search(root_cause(own))
         if failed:
-            found.append(as_exit(node * ranks_per_node + int(failed[1]), int(failed[3]), int(failed[2])))
+            found.append(
+                as_exit(node * ranks_per_node + int(failed[1]), int(failed[3]), int(failed[2]))
+            )
     return found
 
 
 def _explains_less(end: RankExit) -> tuple[bool, bool]:
-    """Sort key, worst explanation last: a rank that lost a peer ends with exit code 1, one ended by its agent with SIGTERM; srun repeats a rank's
-    code.
+    """Sort key, worst explanation last: a rank that lost a peer ends with exit code 1, one ended by
+    its agent with SIGTERM; srun repeats a rank's code.
     """
     return end.exit_code == 1 or end.signal == signal.SIGTERM, end.rank is None

@@ -1,10 +1,12 @@
-"""torch.distributed.run with our own rendezvous backend and forked ranks. A separate program because it imports torch:
-`python -m ...torchrun_main RANKS MODULES ARGUMENTS...`, with the number of ranks that it starts and what to import for them, comma-separated.
+"""torch.distributed.run with our own rendezvous backend and forked ranks. A separate program
+because it imports torch: `python -m ...torchrun_main RANKS MODULES ARGUMENTS...`, with the number
+of ranks that it starts and what to import for them, comma-separated.
 
-torch's c10d rendezvous has two security holes: its store listens on every address of the machine, whatever the endpoint says, and it unpickles
-a value from that store, so that anyone who reaches the port can run code in the job. Here the participants are known beforehand (one numbered
-agent per node), so nothing is negotiated: agent 0 hosts the store, the others connect, and torch keeps only text and JSON in it. On one machine
-the store is bound to the loopback.
+torch's c10d rendezvous has two security holes: its store listens on every address of the machine,
+whatever the endpoint says, and it unpickles a value from that store, so that anyone who reaches the
+port can run code in the job. Here the participants are known beforehand (one numbered agent per
+node), so nothing is negotiated: agent 0 hosts the store, the others connect, and torch keeps only
+text and JSON in it. On one machine the store is bound to the loopback.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler, handlers
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 
 from ecrl_cli.supervision.launch.forked_ranks import ForkedRank, load, share_memory
@@ -30,25 +37,49 @@ JOINED_WITHIN_S = 600  # until the agents of all nodes have arrived
 
 
 class FixedRendezvous(RendezvousHandler):
-    """A fixed number of numbered agents, one per node: nothing is negotiated and nothing is unpickled."""
+    """A fixed number of numbered agents, one per node: nothing is negotiated and nothing is
+    unpickled.
+    """
 
     def __init__(self, host: str, port: int, node: int, nodes: int, run_id: str) -> None:
-        self._host, self._port, self._node, self._nodes, self._run_id = host, port, node, nodes, run_id
+        self._host, self._port, self._node, self._nodes, self._run_id = (
+            host,
+            port,
+            node,
+            nodes,
+            run_id,
+        )
         self._store: Any = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         if self._store is None:
-            self._store = self._host_store() if self._node == 0 else TCPStore(self._host, self._port, is_master=False, timeout=_patience())
+            self._store = (
+                self._host_store()
+                if self._node == 0
+                else TCPStore(self._host, self._port, is_master=False, timeout=_patience())
+            )
             self._port = self._store.port
         where = RendezvousStoreInfo(self._host, self._port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._node, self._nodes, where)
+        return RendezvousInfo(
+            PrefixStore(self._run_id, self._store), self._node, self._nodes, where
+        )
 
     def _host_store(self) -> Any:
-        """Host the store on a socket that we bind: a TCPStore's own socket would listen on every address."""
+        """Host the store on a socket that we bind: a TCPStore's own socket would listen on every
+        address.
+        """
         listener = listen(self._host, self._port, alone=self._nodes == 1)
         port = listener.getsockname()[1]
-        # torch takes over the descriptor and connects to its own server, by the loopback address, which every machine has.
-        return TCPStore(LOOPBACK, port, is_master=True, timeout=_patience(), wait_for_workers=False, master_listen_fd=listener.detach())
+        # torch takes over the descriptor and connects to its own server, by the loopback address,
+        # which every machine has.
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=_patience(),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
     def get_backend(self) -> str:
         return BACKEND
@@ -74,9 +105,11 @@ class FixedRendezvous(RendezvousHandler):
 
 
 def listen(host: str, port: int, *, alone: bool) -> socket.socket:
-    """The store's listening socket: on the loopback if one machine holds all ranks (`alone`), else on every address, IPv4 and IPv6.
+    """The store's listening socket: on the loopback if one machine holds all ranks (`alone`), else
+    on every address, IPv4 and IPv6.
 
-    With several nodes it cannot be bound to the node's name, which may resolve to an address that only other nodes can use.
+    With several nodes it cannot be bound to the node's name, which may resolve to an address that
+    only other nodes can use.
     """
     if alone:
         return socket.create_server((LOOPBACK, port))
@@ -87,7 +120,9 @@ def listen(host: str, port: int, *, alone: bool) -> socket.socket:
 
 def make(parameters: RendezvousParameters) -> RendezvousHandler:
     host, _, port = parameters.endpoint.rpartition(":")
-    return FixedRendezvous(host, int(port), int(parameters.get(NODE, 0)), parameters.max_nodes, parameters.run_id)
+    return FixedRendezvous(
+        host, int(port), int(parameters.get(NODE, 0)), parameters.max_nodes, parameters.run_id
+    )
 
 
 def _patience() -> timedelta:
@@ -95,7 +130,9 @@ def _patience() -> timedelta:
 
 
 def fork_ranks(count: int, modules: Sequence[str]) -> None:
-    """Import `modules`, fork the ranks, and have torch's agent take them where it would start programs."""
+    """Import `modules`, fork the ranks, and have torch's agent take them where it would start
+    programs.
+    """
     load(modules)
     share_memory()
     forked = [ForkedRank() for _ in range(count)]

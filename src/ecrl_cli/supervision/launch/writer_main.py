@@ -1,4 +1,6 @@
-"""The background writer's program: `python -m ecrl_cli.supervision.launch.writer_main RUN_DIR [LISTENING_FD [HEARTBEAT_FD]]`. Torch-free."""
+"""The background writer's program: `python -m ecrl_cli.supervision.launch.writer_main RUN_DIR
+[LISTENING_FD [HEARTBEAT_FD]]`. Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from ecrl_cli.supervision.attempts.checkpoint_reconciliation import close_receiv
 
 
 def store_of(layout: RunLayout) -> CheckpointStore:
-    """The run's checkpoint store, with fault injection if planned failures of a save are still pending."""
+    """The run's checkpoint store, with fault injection if planned failures of a save are still
+    pending.
+    """
     stored = read_run_config(layout)
     left = pending(read_plan(layout), fired_indices(layout)) if layout.failures.exists() else ()
     return store_for(layout.checkpoints, StoreConfig.of(stored.config, stored.run_id), layout, left)
@@ -32,7 +36,8 @@ def store_of(layout: RunLayout) -> CheckpointStore:
 def main(argv: list[str]) -> None:
     die_with_parent(os.getppid())
     threading.excepthook = die_of
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C: checkpoints already received are written first
+    # the supervisor handles Ctrl-C: checkpoints already received are written first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     layout = RunLayout(Path(argv[0]))
     listener = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else listen(layout.writer)
     store = store_of(layout)

@@ -1,4 +1,6 @@
-"""The supervisor's handle on the background writer: a child process that lives across attempts and can be replaced."""
+"""The supervisor's handle on the background writer: a child process that lives across attempts and
+can be replaced.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from ecrl_cli.supervision.launch.launcher import GONE_WITHIN_S
 
 WRITER = "ecrl_cli.supervision.launch.writer_main"
 _DYING_S = 1.0
-REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1  # times per attempt: if the writer keeps dying, its saves are recorded as failed
+# times per attempt: if the writer keeps dying, its saves are recorded as failed
+REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1
 
 
 class Writer:
@@ -40,7 +43,9 @@ class Writer:
         return (self._process.pid,) if self._process else ()
 
     def start(self) -> None:
-        """Make sure that the writer runs, for a new attempt. Ranks may connect when this returns."""
+        """Make sure that the writer runs, for a new attempt. Ranks may connect when this
+        returns.
+        """
         self._spare = REPLACED_AT_MOST
         if self._process is None or processes.ended(self._pidfd):
             self._replace()
@@ -50,7 +55,9 @@ class Writer:
         return (self._pidfd,) if self._process else ()
 
     def check(self) -> bool:
-        """Whether the writer has died; replaces it if so. Ranks connect to the new one at their next checkpoint."""
+        """Whether the writer has died; replaces it if so. Ranks connect to the new one at their
+        next checkpoint.
+        """
         if self._process is None or not processes.ended(self._pidfd):
             return False
         self._spare -= 1
@@ -66,15 +73,19 @@ class Writer:
             processes.kill(self._pidfd)
 
     def drain(self, seconds: float, stop: StopSignals) -> None:
-        """Wait until every checkpoint that it received has ended; at most `seconds`, and only until the next stop signal.
+        """Wait until every checkpoint that it received has ended; at most `seconds`, and only until
+        the next stop signal.
 
-        A writer that is not done by then is killed, so that no checkpoint of an old attempt appears while the next one runs.
+        A writer that is not done by then is killed, so that no checkpoint of an old attempt appears
+        while the next one runs.
         """
         if self._process and not self._drained(monotonic() + seconds, stop):
             self.kill()
 
     def close(self) -> None:
-        """Kill the writer and remove its socket. Call `drain` first if checkpoints may be in flight."""
+        """Kill the writer and remove its socket. Call `drain` first if checkpoints may be in
+        flight.
+        """
         self.kill()
         self._layout.writer.unlink(missing_ok=True)
 
@@ -82,7 +93,8 @@ class Writer:
         if self._process:
             self.deaths += processes.ended(self._pidfd)
             processes.kill(self._pidfd)
-            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):  # else stuck in the kernel: fencing keeps it from committing
+            # else stuck in the kernel: fencing keeps it from committing
+            if not processes.wait_all([self._pidfd], GONE_WITHIN_S):
                 self._process.wait()
             os.close(self._pidfd)
             self._process = None
@@ -92,7 +104,10 @@ class Writer:
         if self._board:
             self._board.write(self._board.writer, 0, "done")  # resets the dead writer's phase
         self._layout.logs.mkdir(exist_ok=True)
-        with listen(self._layout.writer) as listener, self._layout.writer_output.open("ab", buffering=0) as log:
+        with (
+            listen(self._layout.writer) as listener,
+            self._layout.writer_output.open("ab", buffering=0) as log,
+        ):
             fds = (listener.fileno(), *((self._board.fd,) if self._board else ()))
             command = [sys.executable, "-m", WRITER, str(self._layout.root), *map(str, fds)]
             self._process = subprocess.Popen(
@@ -107,13 +122,17 @@ class Writer:
         self._pidfd = os.pidfd_open(self._process.pid)
 
     def _drained(self, deadline: float, stop: StopSignals) -> bool:
-        """Send a drain request and wait for the reply on a connection of its own. End of file means that the writer has died."""
+        """Send a drain request and wait for the reply on a connection of its own. End of file means
+        that the writer has died.
+        """
         signals = len(stop.received())
         try:
             with closing(Channel(connect(self._layout.writer))) as channel:
                 channel.send({"kind": "drain"})
                 while (left := deadline - monotonic()) > 0 and len(stop.received()) == signals:
-                    ready, _, _ = select.select([channel.socket.fileno(), stop.fileno()], [], [], left)
+                    ready, _, _ = select.select(
+                        [channel.socket.fileno(), stop.fileno()], [], [], left
+                    )
                     if channel.socket.fileno() in ready:
                         return bool(channel.receive(wait=True)) or self._dying()
         except OSError:
@@ -121,8 +140,8 @@ class Writer:
         return False
 
     def _dying(self) -> bool:
-        """Its sockets are closed, which happens just before a process has ended: wait for the end, so that `kill` counts this death as the
-        writer's own.
+        """Its sockets are closed, which happens just before a process has ended: wait for the end,
+        so that `kill` counts this death as the writer's own.
         """
         processes.wait_all([self._pidfd], _DYING_S)
         return False

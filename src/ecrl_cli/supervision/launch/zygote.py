@@ -1,7 +1,9 @@
-"""A launcher whose ranks are forked from a warm process that has imported torch: a launch takes a fraction of a second.
+"""A launcher whose ranks are forked from a warm process that has imported torch: a launch takes a
+fraction of a second.
 
-The zygote lives as long as the command and serves one run after another. It never trains and has no threads; the TCPStore for the ranks'
-rendezvous is in a process of its own. Ranks are forked twice, so that they become children of the supervisor, which alone reaps them.
+The zygote lives as long as the command and serves one run after another. It never trains and has no
+threads; the TCPStore for the ranks' rendezvous is in a process of its own. Ranks are forked twice,
+so that they become children of the supervisor, which alone reaps them.
 """
 
 from __future__ import annotations
@@ -25,16 +27,28 @@ from ecrl_cli.linux import processes
 from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
-from ecrl_cli.supervision.launch.launcher import WORKER, LaunchSpec, RankExit, RankExits, RankTable, needs_private_network
+from ecrl_cli.supervision.launch.launcher import (
+    WORKER,
+    LaunchSpec,
+    RankExit,
+    RankExits,
+    RankTable,
+    needs_private_network,
+)
 
 MESSAGE_BYTES = 65536
 
 
 def preload(config: RunConfig) -> tuple[str, ...]:
     """The heavy modules that the ranks of `config` import besides torch."""
-    own = (models.REGISTRY.builtin.get(config.model.name, ""), datasets.REGISTRY.builtin.get(config.dataset.name, ""))
-    modules = (path.partition(":")[0] for path in own if path)  # a module of another package may start threads, which no fork survives
-    return tuple(dict.fromkeys((WORKER, "ecrl_cli.training.session", "torch._dynamo", *modules)))  # DDP's constructor imports torch._dynamo
+    own = (
+        models.REGISTRY.builtin.get(config.model.name, ""),
+        datasets.REGISTRY.builtin.get(config.dataset.name, ""),
+    )
+    # a module of another package may start threads, which no fork survives
+    modules = (path.partition(":")[0] for path in own if path)
+    # DDP's constructor imports torch._dynamo
+    return tuple(dict.fromkeys((WORKER, "ecrl_cli.training.session", "torch._dynamo", *modules)))
 
 
 class ZygoteProcess:
@@ -44,7 +58,16 @@ class ZygoteProcess:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self._output = os.memfd_create("zygote-output")
-        command = with_pdeathsig([sys.executable, "-m", "ecrl_cli.supervision.launch.zygote_main", str(theirs.fileno()), *modules], deaf=True)
+        command = with_pdeathsig(
+            [
+                sys.executable,
+                "-m",
+                "ecrl_cli.supervision.launch.zygote_main",
+                str(theirs.fileno()),
+                *modules,
+            ],
+            deaf=True,
+        )
         self.process = subprocess.Popen(
             private_command(command) if private_network else command,
             stdin=subprocess.DEVNULL,
@@ -76,7 +99,9 @@ class ZygoteProcess:
         return found
 
     def warm(self, modules: tuple[str, ...]) -> None:
-        """Wait until it has imported `modules` or has died, so that this time is not part of any run."""
+        """Wait until it has imported `modules` or has died, so that this time is not part of any
+        run.
+        """
         self.ask({"preload": modules})
         while not self.messages("warm") and not self.over():
             select.select([self.socket.fileno(), self.pidfd], [], [])
@@ -89,7 +114,9 @@ class ZygoteProcess:
         return os.pread(self._output, MESSAGE_BYTES, 0)
 
     def kill(self) -> None:
-        """SIGKILL its process group, which includes everything it forked. The group id cannot be reused before the zygote has been reaped."""
+        """SIGKILL its process group, which includes everything it forked. The group id cannot be
+        reused before the zygote has been reaped.
+        """
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -109,9 +136,11 @@ class ZygoteProcess:
 
 
 class ZygoteLauncher:
-    """Starts its zygote at once, so that it imports while the supervisor still prepares, and again if it has died.
+    """Starts its zygote at once, so that it imports while the supervisor still prepares, and again
+    if it has died.
 
-    A zygote with a private network serves one attempt only: the next attempt gets a new network, whatever was done to the old one.
+    A zygote with a private network serves one attempt only: the next attempt gets a new network,
+    whatever was done to the old one.
     """
 
     def __init__(self, modules: tuple[str, ...] = (), private_network: bool = False) -> None:
@@ -121,7 +150,9 @@ class ZygoteLauncher:
 
     @classmethod
     def make(cls, config: RunConfig) -> Self:
-        """Preloads what the ranks of `config` import, in a private network if the plan has a partition."""
+        """Preloads what the ranks of `config` import, in a private network if the plan has a
+        partition.
+        """
         return cls(preload(config), needs_private_network(plan(config)))
 
     def warm(self, config: RunConfig) -> None:
@@ -153,7 +184,9 @@ class ZygoteLauncher:
 
 
 class ZygoteAttempt:
-    """Ranks forked for this attempt, or `spec.existing_pids`: survivors of an earlier one, and spares."""
+    """Ranks forked for this attempt, or `spec.existing_pids`: survivors of an earlier one, and
+    spares.
+    """
 
     def __init__(self, spec: LaunchSpec, zygote: ZygoteProcess) -> None:
         self.spec, self.zygote, self._ranks = spec, zygote, RankTable()
@@ -177,13 +210,18 @@ class ZygoteAttempt:
 
     def watched(self) -> list[int]:
         zygote = [] if self.orphaned else [self.zygote.pidfd]
-        return self._ranks.watched() + zygote + ([] if self._forked or self.orphaned else [self.zygote.socket.fileno()])
+        return (
+            self._ranks.watched()
+            + zygote
+            + ([] if self._forked or self.orphaned else [self.zygote.socket.fileno()])
+        )
 
     def introduce(self, rank: int, pid: int) -> None:
         """Nothing to do: the zygote has reported the pids."""
 
     def pids(self) -> dict[int, int]:
-        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}  # a dead rank's pid may have been reused
+        # a dead rank's pid may have been reused
+        return {rank.rank: rank.pid for rank in self._ranks.known.values() if not rank.over}
 
     def check(self) -> bool:
         self._hear()
@@ -209,14 +247,21 @@ class ZygoteAttempt:
             return self._ranks.exits()
         self.kill()
         self._ranks.gather()
-        if not self._forked or self.zygote.over():  # it may be killed but not dead yet: wait, so that the next launch does not use it
+        # it may be killed but not dead yet: wait, so that the next launch does not use it
+        if not self._forked or self.zygote.over():
             self.zygote.end()
         return self._ranks.exits()
 
     @property
     def living(self) -> frozenset[int] | None:
-        """The ranks that had not ended at the last `check`; None while the zygote has not reported their pids."""
-        return frozenset(rank.rank for rank in self._ranks.known.values() if not rank.over) if self._forked else None
+        """The ranks that had not ended at the last `check`; None while the zygote has not reported
+        their pids.
+        """
+        return (
+            frozenset(rank.rank for rank in self._ranks.known.values() if not rank.over)
+            if self._forked
+            else None
+        )
 
     @property
     def dead(self) -> frozenset[int]:
@@ -224,7 +269,9 @@ class ZygoteAttempt:
         return self._ranks.dead()
 
     def release(self) -> RankExits:
-        """Instead of `reap`: stop watching the living ranks, which another owner watches from now on."""
+        """Instead of `reap`: stop watching the living ranks, which another owner watches from now
+        on.
+        """
         self._ranks.release()
         return self._ranks.exits()
 

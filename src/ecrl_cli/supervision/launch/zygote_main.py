@@ -1,4 +1,6 @@
-"""The zygote's program: import what ranks need, then fork ranks on request. With `torchrun_main` the only module here that imports torch."""
+"""The zygote's program: import what ranks need, then fork ranks on request. With `torchrun_main`
+the only module here that imports torch.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +41,28 @@ def main(argv: list[str]) -> None:
 
 
 class ZygoteHandles:
-    """What a forked rank gets from the zygote: its socket, which the rank closes, the supervisor's pid and the store's port."""
+    """What a forked rank gets from the zygote: its socket, which the rank closes, the supervisor's
+    pid and the store's port.
+    """
 
     def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:
         self.line, self.supervisor, self.port = line, supervisor, port
 
 
 def start_store() -> int:
-    """Fork the process that hosts the store; returns its port. Its own process because the store's server is a thread, and forking with threads is
-    unsafe.
+    """Fork the process that hosts the store; returns its port. Its own process because the store's
+    server is a thread, and forking with threads is unsafe.
     """
     port_read, port_write = os.pipe()
     zygote = os.getpid()
     if os.fork() == 0:
         die_with_parent(zygote)
-        listener = socket.create_server((HOST, 0))  # our own socket: a TCPStore's would listen on every address of the machine
+        # our own socket: a TCPStore's would listen on every address of the machine
+        listener = socket.create_server((HOST, 0))
         port = listener.getsockname()[1]
-        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        store = TCPStore(
+            HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         os.write(port_write, str(store.port).encode())
         os.close(port_write)
         while True:
@@ -67,10 +74,11 @@ def start_store() -> int:
 
 
 def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
-    """Fork all ranks, or `spares` of them, through an intermediate process, report their pids to the supervisor, then let them start.
+    """Fork all ranks, or `spares` of them, through an intermediate process, report their pids to
+    the supervisor, then let them start.
 
-    A rank waits for this because its parent becomes the supervisor only when the intermediate process has been reaped. A parent-death signal
-    requested before would be sent right then.
+    A rank waits for this because its parent becomes the supervisor only when the intermediate
+    process has been reaped. A parent-death signal requested before would be sent right then.
     """
     go_read, go_write = os.pipe()
     pids_read, pids_write = os.pipe()
@@ -89,8 +97,12 @@ def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
     os.close(go_write)
 
 
-def fork_all(request: dict[str, Any], parents: ZygoteHandles, go_read: int, pids: tuple[int, int]) -> NoReturn:
-    """In the intermediate process: write the ranks' pids to the pipe `pids` and exit. Writes nothing if a fork fails."""
+def fork_all(
+    request: dict[str, Any], parents: ZygoteHandles, go_read: int, pids: tuple[int, int]
+) -> NoReturn:
+    """In the intermediate process: write the ranks' pids to the pipe `pids` and exit. Writes
+    nothing if a fork fails.
+    """
     try:
         count = request["spares"] if "spares" in request else request["world_size"]
         ids = [fork_rank(rank, go_read, pids, request, parents) for rank in range(count)]
@@ -100,13 +112,16 @@ def fork_all(request: dict[str, Any], parents: ZygoteHandles, go_read: int, pids
         leave(error)
 
 
-def fork_rank(rank: int, go_read: int, pids: tuple[int, int], request: dict[str, Any], parents: ZygoteHandles) -> int:
+def fork_rank(
+    rank: int, go_read: int, pids: tuple[int, int], request: dict[str, Any], parents: ZygoteHandles
+) -> int:
     pid = os.fork()
     if pid:
         return pid
     started = monotonic()
     try:
-        for end in pids:  # else, if a fork fails, the zygote would wait for end of file and this rank for the zygote
+        # else, if a fork fails, the zygote would wait for end of file and this rank for the zygote
+        for end in pids:
             os.close(end)
         if os.read(go_read, 1) != b"g":
             os._exit(ORPHANED)
@@ -125,7 +140,11 @@ def work(rank: int, request: dict[str, Any], port: int, started: float) -> int:
     store = TcpStoreAddress(HOST, port, request.get("prefix", ""))
     if "spares" in request:
         return int(worker.run_spare(run_dir, store, started))
-    return int(worker.run_rank(run_dir, request["attempt"], Rendezvous(rank, request["world_size"], store), started))
+    return int(
+        worker.run_rank(
+            run_dir, request["attempt"], Rendezvous(rank, request["world_size"], store), started
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Monitors one attempt from launch to the end of its last process, in an event loop that waits on descriptors only."""
+"""Monitors one attempt from launch to the end of its last process, in an event loop that waits on
+descriptors only.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ class EventLoop:
 class AttemptResult:
     """How an attempt ended. Each of these may be missing.
 
-    `rank_error`: the error, reported by a rank, that explains the end. `stopped_by`: the stop signal. `hang`: the hang for which it was killed.
+    `rank_error`: the error, reported by a rank, that explains the end. `stopped_by`: the stop
+    signal. `hang`: the hang for which it was killed.
     """
 
     exits: RankExits
@@ -71,11 +74,17 @@ class AttemptResult:
     def succeeded(self) -> bool:
         """Every rank ended by itself with exit code 0."""
         ended_by_supervisor = self.stopped_by is not None or self.hang is not None
-        return self.exits.first is None and not ended_by_supervisor and all(rank.good for rank in self.exits.ranks)
+        return (
+            self.exits.first is None
+            and not ended_by_supervisor
+            and all(rank.good for rank in self.exits.ranks)
+        )
 
 
 class AttemptMonitor:
-    """Watches a running attempt for deaths, messages and stop signals; with a `context`, also for hangs."""
+    """Watches a running attempt for deaths, messages and stop signals; with a `context`, also for
+    hangs.
+    """
 
     def __init__(
         self,
@@ -89,7 +98,9 @@ class AttemptMonitor:
         self._running, self._attempt, self._listener, self._stop = running, attempt, listener, stop
         self._sidecar, self._context = sidecar, context
         self._watchdog = AttemptWatchdog(context, sidecar, monotonic()) if context else None
-        self._graceful_stop = context.graceful_stop(stop) if context else GracefulStop(stop, None, 0.0)
+        self._graceful_stop = (
+            context.graceful_stop(stop) if context else GracefulStop(stop, None, 0.0)
+        )
         self._hang: Hang | None = None
         self._connections: dict[int, Connection] = {}
         self._rank_errors: list[RankError] = []
@@ -99,7 +110,9 @@ class AttemptMonitor:
         self._events = EventLoop()
 
     def run(self, on_progress: Callable[[Progress], None]) -> AttemptResult:
-        """Run until the attempt is over or is to stop; all its processes have ended when this returns."""
+        """Run until the attempt is over or is to stop; all its processes have ended when this
+        returns.
+        """
         self._on_progress = on_progress
         self._events.add(self._listener, self._accept)
         self._events.add(self._stop, wake)
@@ -123,25 +136,41 @@ class AttemptMonitor:
         return self._hang is not None
 
     def _check_run_directory(self) -> None:
-        """StorageError once the order of this attempt is gone: nothing that the ranks still write would be found."""
+        """StorageError once the order of this attempt is gone: nothing that the ranks still write
+        would be found.
+        """
         if self._context and self._laid_down and not self._context.logs.launch.exists():
-            folder, remedy = self._context.logs.folder.parents[1], "put it back and start the same command, or start a new run"
-            raise StorageError(str(folder), "is gone: the run directory was removed or moved while the run was training", remedy)
+            folder, remedy = (
+                self._context.logs.folder.parents[1],
+                "put it back and start the same command, or start a new run",
+            )
+            raise StorageError(
+                str(folder),
+                "is gone: the run directory was removed or moved while the run was training",
+                remedy,
+            )
 
     def _finished(self) -> bool:
-        """Whether the attempt is over because of what its ranks did; in-place recovery, where ranks may outlive others, says it otherwise."""
+        """Whether the attempt is over because of what its ranks did; in-place recovery, where ranks
+        may outlive others, says it otherwise.
+        """
         return self._running.check()
 
     def _pause_s(self) -> float | None:
         """The longest time in seconds to wait for events; None: without limit."""
         now, faults = monotonic(), self._context.wall_clock_faults if self._context else None
-        waits = [self._watchdog.every_s if self._watchdog else None, self._graceful_stop.left_s(now), faults.left_s(now) if faults else None]
+        waits = [
+            self._watchdog.every_s if self._watchdog else None,
+            self._graceful_stop.left_s(now),
+            faults.left_s(now) if faults else None,
+        ]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _check_sidecar(self) -> None:
         if self._sidecar:
             if self._sidecar.check():
-                self._events.set_group("sidecar", (), wake)  # the number of its closed descriptor may be reused
+                # the number of its closed descriptor may be reused
+                self._events.set_group("sidecar", (), wake)
             self._events.set_group("sidecar", self._sidecar.watched(), wake)
 
     def _end(self) -> AttemptResult:
@@ -153,17 +182,23 @@ class AttemptMonitor:
         self._reaped = True
         self._drain_connections()
         stragglers = self._watchdog.stragglers if self._watchdog else ()
-        return AttemptResult(exits, self._explanation(exits.first), stopped_by, self._hang, stragglers)
+        return AttemptResult(
+            exits, self._explanation(exits.first), stopped_by, self._hang, stragglers
+        )
 
     def _drain_connections(self) -> None:
-        """Read the messages that ranks sent before they ended: they are still in sockets, some of which have not been accepted yet."""
+        """Read the messages that ranks sent before they ended: they are still in sockets, some of
+        which have not been accepted yet.
+        """
         while self._accept():
             continue
         for number in list(self._connections):
             self._receive(number)
 
     def _explanation(self, first: RankExit | None) -> RankError | None:
-        """An error that no restart fixes, else the error that the first casualty reported. A survivor could only report that it lost its peer."""
+        """An error that no restart fixes, else the error that the first casualty reported. A
+        survivor could only report that it lost its peer.
+        """
         incurable = [t for t in self._rank_errors if t.exit_code in INCURABLE]
         own = [t for t in self._rank_errors if first is not None and t.rank == first.rank]
         return next(iter([*incurable, *own]), None)

@@ -1,4 +1,6 @@
-"""The supervisor's end of the control socket: accepts connections of ranks and parses their messages."""
+"""The supervisor's end of the control socket: accepts connections of ranks and parses their
+messages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from ecrl_cli.config.codec import decode
 from ecrl_cli.linux.unix_socket import listen
 from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import Assignment, Hello, LeftAttempt, Notice, Progress, RankError, SpareReady
+from ecrl_cli.records.messages import (
+    Assignment,
+    Hello,
+    LeftAttempt,
+    Notice,
+    Progress,
+    RankError,
+    SpareReady,
+)
 
 Message = Hello | Progress | RankError | Notice | LeftAttempt | SpareReady
 KINDS: dict[str, type[Message]] = {
@@ -41,21 +51,29 @@ class Connection:
         except OSError:
             data = b""
         *lines, self.rest = (self.rest + data).split(b"\n")
-        return [message for line in lines if (message := parse(line))], not data or len(self.rest) > LINE_BYTES
+        return [message for line in lines if (message := parse(line))], not data or len(
+            self.rest
+        ) > LINE_BYTES
 
     def answer(self, fds: tuple[int, ...]) -> None:
-        """Reply to a Hello: one byte and the descriptors of the shared memory. Ignored if the rank has gone or does not read."""
+        """Reply to a Hello: one byte and the descriptors of the shared memory. Ignored if the rank
+        has gone or does not read.
+        """
         with contextlib.suppress(OSError):
             socket.send_fds(self.socket, [b"\n"], fds)
 
     def assign(self, assignment: Assignment) -> None:
-        """Send an Assignment to the worker that waits on this connection. Ignored if it has gone."""
+        """Send an Assignment to the worker that waits on this connection. Ignored if it has
+        gone.
+        """
         with contextlib.suppress(OSError):
             self.socket.sendall(line_of(assignment))
 
 
 class ControlServer:
-    """Listens on the run directory's control socket. Only the holder of the run's lock may open one."""
+    """Listens on the run directory's control socket. Only the holder of the run's lock may open
+    one.
+    """
 
     def __init__(self, layout: RunLayout) -> None:
         self._path = layout.control

@@ -1,7 +1,9 @@
-"""Detects hangs, diagnoses which ranks caused them, and reports stragglers. Pure: it gets heartbeats and the time.
+"""Detects hangs, diagnoses which ranks caused them, and reports stragglers. Pure: it gets
+heartbeats and the time.
 
-Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs if no heartbeat has changed for longer than a
-step may take. Heartbeats are written by the training loop itself: a thread beside it would keep beating while the loop hangs.
+Ranks move in lockstep: one that stands still stops all others within a step. So an attempt hangs if
+no heartbeat has changed for longer than a step may take. Heartbeats are written by the training
+loop itself: a thread beside it would keep beating while the loop hangs.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ecrl_cli.records.heartbeat_table import PHASES, Heartbeat
 
 RECENT = 100  # number of step times kept
 _DONE = PHASES.index("logging")  # from this phase on, the step itself is done
-SAVING = ("saving", "flushing", "done")  # phases in which one system call, or one hash, may take longer than many steps
+# phases in which one system call, or one hash, may take longer than many steps
+SAVING = ("saving", "flushing", "done")
 _BESIDE_STEPS = ("evaluating", *SAVING)  # time that says nothing about how long a step takes
 _STOPPED = {"T": "stopped", "t": "held by a debugger", "D": "stuck in the kernel (state D)"}
 _COLLECTIVE = ("backward", "evaluating", "saving", "rendezvous")
@@ -30,8 +33,8 @@ IN_A_ROW = 5  # observations, without the first steps of an attempt, which warm 
 class HangTimeouts:
     """Seconds without progress that count as a hang.
 
-    `start_s` until a step after the first, which warms up, has shown how long steps take; then the greater of `timeout_s` and `factor` times
-    the longest step.
+    `start_s` until a step after the first, which warms up, has shown how long steps take; then the
+    greater of `timeout_s` and `factor` times the longest step.
     """
 
     start_s: float
@@ -56,7 +59,8 @@ class HangTimeouts:
 class StallTimer:
     """How long a value has not changed, counting only time in which it was checked.
 
-    A supervisor that was suspended or waited for a processor has seen nothing, and a machine that slept has stopped all processes.
+    A supervisor that was suspended or waited for a processor has seen nothing, and a machine that
+    slept has stopped all processes.
     """
 
     def __init__(self, counted_s: float, now: float) -> None:
@@ -66,20 +70,26 @@ class StallTimer:
 
     def check(self, now: float, current: object) -> float:
         """Record the `current` value; returns the seconds of the stall so far."""
-        self.seconds = self.seconds + min(now - self._checked_at, self._most) if current == self._before else 0.0
+        self.seconds = (
+            self.seconds + min(now - self._checked_at, self._most)
+            if current == self._before
+            else 0.0
+        )
         self._changed = self._changed if current == self._before else now
         self._before, self._checked_at = current, now
         return self.seconds
 
     @property
     def waited_s(self) -> float:
-        """Seconds from the last change to the last check, including time in which nothing was checked."""
+        """Seconds from the last change to the last check, including time in which nothing was
+        checked.
+        """
         return self._checked_at - self._changed
 
 
 class HangDetector:
-    """Detects hangs from the heartbeats of the ranks, and of the writer while ranks may be waiting for it. `held`: whether a rank is known to be
-    stopped.
+    """Detects hangs from the heartbeats of the ranks, and of the writer while ranks may be waiting
+    for it. `held`: whether a rank is known to be stopped.
     """
 
     def __init__(self, limits: HangTimeouts, resume_step: int, now: float) -> None:
@@ -89,8 +99,12 @@ class HangDetector:
         self._steps: deque[float] = deque(maxlen=RECENT)
         self.held = self._patient = False
 
-    def check(self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None) -> bool:
-        """Whether nothing has moved for the allowed time. A save is allowed as much as a start, unless a rank is `held`."""
+    def check(
+        self, now: float, ranks: Sequence[Heartbeat], writer: Heartbeat | None = None
+    ) -> bool:
+        """Whether nothing has moved for the allowed time. A save is allowed as much as a start,
+        unless a rank is `held`.
+        """
         self._learn(now, ranks)
         waiting = any(beat.phase in SAVING for beat in ranks)
         self._patient = not self.held and min(ranks, key=_order).phase in SAVING
@@ -121,8 +135,8 @@ class HangDetector:
         return max(self._steps, default=0.0)
 
     def _learn(self, now: float, ranks: Sequence[Heartbeat]) -> None:
-        """Measure the time from one step that all ranks have done to the next, without saves and evaluations (which may take any time) and without
-        time between late checks.
+        """Measure the time from one step that all ranks have done to the next, without saves and
+        evaluations (which may take any time) and without time between late checks.
         """
         done = min(steps_done(beat) for beat in ranks)
         self._spent_s += min(now - self._checked_at, self._limits.counted_s)
@@ -143,7 +157,8 @@ def steps_done(beat: Heartbeat) -> int:
 
 @dataclass(frozen=True)
 class HangDiagnosis:
-    """What is known of a hang. `beats`: by rank, as far as visible. `states`: by rank that has sent Hello, the state letter of /proc/PID/stat.
+    """What is known of a hang. `beats`: by rank, as far as visible. `states`: by rank that has sent
+    Hello, the state letter of /proc/PID/stat.
     `launcher`: that of the process between the supervisor and the ranks.
     """
 
@@ -154,35 +169,53 @@ class HangDiagnosis:
     launcher: str = ""
 
     def hang(self) -> Hang:
-        """Who is to blame: ranks that have gone (with exit code 0, else the death would have been noticed) or are stopped; else a stopped
-        launcher; else the ranks that are behind the others; else none.
+        """Who is to blame: ranks that have gone (with exit code 0, else the death would have been
+        noticed) or are stopped; else a stopped launcher; else the ranks that are behind the others;
+        else none.
         """
         gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
         if gone:
-            return self._of(gone, f"{named_ranks(gone)} gone, without an error, in {_place(self.beats[gone[0]])}")
-        stopped = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED)
+            return self._of(
+                gone,
+                f"{named_ranks(gone)} gone, without an error, in {_place(self.beats[gone[0]])}",
+            )
+        stopped = tuple(
+            rank for rank in sorted(self.beats) if self.states.get(rank, "") in _STOPPED
+        )
         if stopped:
             how = _STOPPED[self.states[stopped[0]]]
-            return self._of(stopped, f"{named_ranks(stopped)} {how} in {_place(self.beats[stopped[0]])}")
+            return self._of(
+                stopped, f"{named_ranks(stopped)} {how} in {_place(self.beats[stopped[0]])}"
+            )
         if self.launcher in _STOPPED:
             return self._of((), f"the launcher's process is {_STOPPED[self.launcher]}")
         least, most = min(map(_order, self.beats.values())), max(map(_order, self.beats.values()))
         if least != most:
             behind = tuple(rank for rank in sorted(self.beats) if _order(self.beats[rank]) == least)
             there = next(beat for beat in self.beats.values() if _order(beat) == most)
-            return self._of(behind, f"{named_ranks(behind)} in {_place(self.beats[behind[0]])}, the others wait in {_place(there)}")
+            return self._of(
+                behind,
+                f"{named_ranks(behind)} in {_place(self.beats[behind[0]])}, the others wait in"
+                f" {_place(there)}",
+            )
         return self._of((), self._no_blamed_rank())
 
     def _no_blamed_rank(self) -> str:
         beat = next(iter(self.beats.values()))
         who = "the only rank is" if len(self.beats) == 1 else f"all {len(self.beats)} ranks are"
-        why = "the network between them, or a deadlock" if len(self.beats) > 1 and beat.phase in _COLLECTIVE else "nobody is behind the others"
+        why = (
+            "the network between them, or a deadlock"
+            if len(self.beats) > 1 and beat.phase in _COLLECTIVE
+            else "nobody is behind the others"
+        )
         return f"{who} in {_place(beat)}" + (f": {why}" if len(self.beats) > 1 else "")
 
     def _of(self, ranks: tuple[int, ...], text: str) -> Hang:
         beat = self.beats[ranks[0]] if ranks else min(self.beats.values(), key=_order)
         waited = f"nothing moved for {self.waited_s:.1f} s (limit {self.limit_s:.1f} s)"
-        return Hang(ranks, beat.phase, beat.global_step, self.waited_s, self.limit_s, f"{text}; {waited}")
+        return Hang(
+            ranks, beat.phase, beat.global_step, self.waited_s, self.limit_s, f"{text}; {waited}"
+        )
 
 
 def _order(beat: Heartbeat) -> tuple[int, int]:
@@ -205,7 +238,9 @@ def place_of(phase: str, global_step: int) -> str:
 
 
 class StragglerDetector:
-    """Finds ranks that slow the others down without hanging: compares their own seconds of work in the last step, before they waited for others."""
+    """Finds ranks that slow the others down without hanging: compares their own seconds of work in
+    the last step, before they waited for others.
+    """
 
     def __init__(self, resume_step: int) -> None:
         self._step = resume_step + 2
@@ -218,12 +253,17 @@ class StragglerDetector:
         if len(beats) < 2 or step <= self._step:
             return []
         self._step = step
-        new = [found for rank in sorted(beats) if (found := self._judge(rank, step, beats)) is not None]
+        new = [
+            found for rank in sorted(beats) if (found := self._judge(rank, step, beats)) is not None
+        ]
         self.found += new
         return new
 
     def _judge(self, rank: int, step: int, beats: Mapping[int, Heartbeat]) -> Straggler | None:
-        own, others = beats[rank].own_s, median(beat.own_s for other, beat in beats.items() if other != rank)
+        own, others = (
+            beats[rank].own_s,
+            median(beat.own_s for other, beat in beats.items() if other != rank),
+        )
         self._slow[rank] = self._slow.get(rank, 0) + 1 if own > FACTOR * others + FLOOR_S else 0
         if self._slow[rank] != IN_A_ROW or any(known.rank == rank for known in self.found):
             return None

@@ -1,4 +1,6 @@
-"""Detects hangs, stragglers and a stuck writer in one running attempt, from heartbeats and process states; has hung ranks dump their stacks."""
+"""Detects hangs, stragglers and a stuck writer in one running attempt, from heartbeats and process
+states; has hung ranks dump their stacks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from ecrl_cli.records.messages import AttemptSpec, Hello
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.attempts.supervisor_faults import WallClockFaults
 from ecrl_cli.supervision.watch.graceful_stop import GracefulStop
-from ecrl_cli.supervision.watch.hang_detector import SAVING, HangDetector, HangDiagnosis, HangTimeouts, StallTimer, StragglerDetector
+from ecrl_cli.supervision.watch.hang_detector import (
+    SAVING,
+    HangDetector,
+    HangDiagnosis,
+    HangTimeouts,
+    StallTimer,
+    StragglerDetector,
+)
 from ecrl_cli.training.control_client import DUMP_SIGNAL
 
 _STOPPED = ("T", "t")  # of proc(5): by a signal, by a tracer
@@ -30,9 +39,11 @@ _STACKS_POLL_S = 0.02
 
 
 class Sidecar(Protocol):
-    """The background writer: a process that serves an attempt, that ranks may have to wait for, and that is replaced without them.
+    """The background writer: a process that serves an attempt, that ranks may have to wait for, and
+    that is replaced without them.
 
-    `watched`: the descriptors whose events call for `check`, which replaces it if it has died and says so. `give_up`: replace one that stands still.
+    `watched`: the descriptors whose events call for `check`, which replaces it if it has died and
+    says so. `give_up`: replace one that stands still.
     """
 
     @property
@@ -46,7 +57,8 @@ class Sidecar(Protocol):
 class WatchdogContext:
     """What the watchdog needs to know about an attempt.
 
-    `saves`: whether it takes checkpoints. `tell`: prints one line for the user. `wall_clock_faults`: planned failures at a wall-clock time.
+    `saves`: whether it takes checkpoints. `tell`: prints one line for the user.
+    `wall_clock_faults`: planned failures at a wall-clock time.
     `snapshots`: the memory files that keep its state when its ranks die.
     """
 
@@ -71,8 +83,15 @@ class WatchdogContext:
 
     def graceful_stop(self, stop: StopSignals) -> GracefulStop:
         """The graceful stop of this attempt."""
-        shared = self.saves and not self.attempt_spec.nodes  # ranks on another machine do not see the heartbeat table
-        return GracefulStop(stop, self.heartbeats if shared else None, self.supervision.grace_s, self.tell, bool(self.attempt_spec.memory))
+        # ranks on another machine do not see the heartbeat table
+        shared = self.saves and not self.attempt_spec.nodes
+        return GracefulStop(
+            stop,
+            self.heartbeats if shared else None,
+            self.supervision.grace_s,
+            self.tell,
+            bool(self.attempt_spec.memory),
+        )
 
 
 class AttemptWatchdog:
@@ -104,12 +123,20 @@ class AttemptWatchdog:
             self._probes.pop(rank).close()
 
     def check(self, now: float) -> Hang | None:
-        """The hang, if the attempt hangs; None otherwise. Reports new stragglers and replaces a stuck writer."""
+        """The hang, if the attempt hangs; None otherwise. Reports new stragglers and replaces a
+        stuck writer.
+        """
         heartbeats = self._context.heartbeats
-        beats = {rank: heartbeats.read(rank) for rank in range(self._context.ranks) if rank not in self._known_dead}
+        beats = {
+            rank: heartbeats.read(rank)
+            for rank in range(self._context.ranks)
+            if rank not in self._known_dead
+        }
         writer = heartbeats.read(heartbeats.writer)
         self._tell(self._stragglers.check(beats))
-        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(one.state in _STOPPED for one in self._probes.values())
+        self._detector.held = any(beat.phase in SAVING for beat in beats.values()) and any(
+            one.state in _STOPPED for one in self._probes.values()
+        )
         hangs = self._detector.check(now, list(beats.values()), writer)
         if self._writer_stuck(now, writer):
             self._replace_writer()
@@ -127,12 +154,19 @@ class AttemptWatchdog:
 
     def _diagnose_hang(self, beats: dict[int, Heartbeat]) -> HangDiagnosis:
         states = {rank: probe.state for rank, probe in self._probes.items()}
-        parents = {processes.parent(probe.pid) for probe in self._probes.values()} - {0, os.getpid()}
+        parents = {processes.parent(probe.pid) for probe in self._probes.values()} - {
+            0,
+            os.getpid(),
+        }
         launcher = next((processes.state(pid) for pid in sorted(parents)), "")
-        return HangDiagnosis(self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher)
+        return HangDiagnosis(
+            self._detector.quiet.waited_s, self._detector.limit_s, beats, states, launcher
+        )
 
     def _writer_stuck(self, now: float, writer: Heartbeat) -> bool:
-        """Whether the writer is stopped for longer than a step may take, or says that it saves and has not moved for longer than a save may take."""
+        """Whether the writer is stopped for longer than a step may take, or says that it saves and
+        has not moved for longer than a save may take.
+        """
         pid = next(iter(self._sidecar.pids), 0) if self._sidecar else 0
         held = pid and processes.state(pid) in _STOPPED
         busy = pid and (held or writer.phase == "saving")
@@ -140,9 +174,15 @@ class AttemptWatchdog:
         return self._writer_quiet.check(now, (pid, writer) if busy else now) >= limit_s
 
     def _replace_writer(self) -> None:
-        """Kill the writer, to be replaced. Its pending saves fail and are recorded; the ranks continue, with the stall timers reset."""
+        """Kill the writer, to be replaced. Its pending saves fail and are recorded; the ranks
+        continue, with the stall timers reset.
+        """
         assert self._sidecar is not None
-        state = "is stopped" if processes.state(self._sidecar.pids[0]) in _STOPPED else "does not come on with its save"
+        state = (
+            "is stopped"
+            if processes.state(self._sidecar.pids[0]) in _STOPPED
+            else "does not come on with its save"
+        )
         self._context.tell(f"the background writer {state}: it is replaced, what it holds is lost")
         self._sidecar.give_up()
         self._detector.forgive()
@@ -152,12 +192,15 @@ class AttemptWatchdog:
         for straggler in stragglers:
             own, others = 1000 * straggler.own_s, 1000 * straggler.others_s
             self._context.tell(
-                f"rank {straggler.rank} holds the others up: {own:.0f} ms of its own per step, they {others:.0f} ms (step {straggler.global_step})"
+                f"rank {straggler.rank} holds the others up: {own:.0f} ms of its own per step, they"
+                f" {others:.0f} ms (step {straggler.global_step})"
             )
 
 
 class RankProbe:
-    """Holds the rank's pidfd and the memory file that receives its stacks, so that both can be read even after the rank has died."""
+    """Holds the rank's pidfd and the memory file that receives its stacks, so that both can be read
+    even after the rank has died.
+    """
 
     def __init__(self, hello: Hello) -> None:
         self.rank, self.pid = hello.rank, hello.pid
@@ -165,7 +208,9 @@ class RankProbe:
         self._memory: int | None = None
         if hello.stacks >= 0:
             with contextlib.suppress(OSError):
-                self._memory = os.open(f"/proc/{hello.pid}/fd/{hello.stacks}", os.O_RDONLY | os.O_CLOEXEC)
+                self._memory = os.open(
+                    f"/proc/{hello.pid}/fd/{hello.stacks}", os.O_RDONLY | os.O_CLOEXEC
+                )
 
     @property
     def state(self) -> str:
@@ -182,7 +227,9 @@ class RankProbe:
             processes.wait_all([self._pidfd], _STACKS_WITHIN_S)
 
     def wait_for_stacks(self, deadline: float) -> bool:
-        """Wait until its stacks are complete: they have stopped growing. False if they are not by `deadline`, or the rank has died before."""
+        """Wait until its stacks are complete: they have stopped growing. False if they are not by
+        `deadline`, or the rank has died before.
+        """
         before = 0
         while self._memory is not None and self._pidfd is not None and monotonic() < deadline:
             dead = not processes.wait_all([self._pidfd], _STACKS_POLL_S)
@@ -199,14 +246,20 @@ class RankProbe:
         lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
         for name in ("wchan", "syscall"):
             with contextlib.suppress(OSError):
-                lines.append(f"{name}: {Path(f'/proc/{self.pid}/{name}').read_text(encoding='utf-8').strip()}")
+                lines.append(
+                    f"{name}:"
+                    f" {Path(f'/proc/{self.pid}/{name}').read_text(encoding='utf-8').strip()}"
+                )
         return "\n".join(lines) + "\n"
 
     def stacks(self) -> str:
         if self._memory is None:
             return "no stacks: the rank did not say where it would write them\n"
         size = os.fstat(self._memory).st_size
-        return os.pread(self._memory, size, 0).decode(errors="replace") or "no stacks: the rank did not answer\n"
+        return (
+            os.pread(self._memory, size, 0).decode(errors="replace")
+            or "no stacks: the rank did not answer\n"
+        )
 
     def close(self) -> None:
         for fd in (self._pidfd, self._memory):
@@ -216,10 +269,11 @@ class RankProbe:
 
 
 def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
-    """Ask every rank for its stacks and write them to the attempt's logs, with what the kernel reports.
+    """Ask every rank for its stacks and write them to the attempt's logs, with what the kernel
+    reports.
 
-    A stopped rank can answer only after SIGCONT, and must do nothing else then. So its peers are killed before it is continued, and it is
-    killed as soon as it has answered.
+    A stopped rank can answer only after SIGCONT, and must do nothing else then. So its peers are
+    killed before it is continued, and it is killed as soon as it has answered.
     """
     facts = {probe.rank: probe.facts() for probe in probes}
     stopped = [probe for probe in probes if probe.state in _STOPPED]
@@ -240,5 +294,8 @@ def dump_stacks(probes: Sequence[RankProbe], logs: AttemptLayout) -> None:
         probe.send(signal.SIGKILL)
         probe.wait_gone()
     for probe in probes:
-        with contextlib.suppress(OSError):  # a full disk must not prevent the hung attempt from being ended
-            logs.stacks(probe.rank).write_text(f"{facts[probe.rank]}\n{probe.stacks()}", encoding="utf-8")
+        # a full disk must not prevent the hung attempt from being ended
+        with contextlib.suppress(OSError):
+            logs.stacks(probe.rank).write_text(
+                f"{facts[probe.rank]}\n{probe.stacks()}", encoding="utf-8"
+            )
