@@ -104,7 +104,8 @@ def draw(seed: int, kills: int, steps: int, ranks: int) -> tuple[str, ...]:
             ("forward", "backward")[int(generator.integers(2))],
         )
         found.append(
-            f"kill@{max(2, step)}.{moment}/{generator.uniform():.2f}:{int(generator.integers(ranks))}"
+            f"kill@{max(2, step)}.{moment}/{generator.uniform():.2f}"
+            f":{int(generator.integers(ranks))}"
         )
     return tuple(found)
 

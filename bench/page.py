@@ -35,7 +35,8 @@ FAILURES = {"base": (400, 1200), "late": (800, 1400)}
 # Milliseconds to the end of the load event, elements, and those of them that are in figures.
 MEASURE = """(() => {
   const [navigation] = performance.getEntriesByType("navigation");
-  return [navigation.loadEventEnd, document.querySelectorAll("*").length, document.querySelectorAll("svg, svg *").length];
+  const count = (selector) => document.querySelectorAll(selector).length;
+  return [navigation.loadEventEnd, count("*"), count("svg, svg *")];
 })()"""
 
 

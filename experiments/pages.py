@@ -358,7 +358,8 @@ def _row(experiment: Experiment) -> str:
             f"{kept.date}{busy}",
             f"<!-- state -->{state(experiment, kept)}<!-- / -->",
         ]
-    return f"| {' | '.join([f'[{experiment.name}]({experiment.name}/README.md)', experiment.shows, given, *cells])} |"
+    link = f"[{experiment.name}]({experiment.name}/README.md)"
+    return f"| {' | '.join([link, experiment.shows, given, *cells])} |"
 
 
 def without_state(text: str) -> str:

@@ -29,14 +29,19 @@ hide: [toc]
 ---
 # What the published works contain
 
-Row by row, in the order of the works: what the reports and studies after ECRL contain, the command that shows it, and how far it is shown.
-This page is made from `docs/results/features.yaml` by `python -m tests.features_page`; a test composes every command and looks for every file and
+Row by row, in the order of the works: what the reports and studies after ECRL contain, the \
+command that shows it, and how far it is shown.
+This page is made from `docs/results/features.yaml` by `python -m tests.features_page`; a test \
+composes every command and looks for every file and
 test that is named.
 
-SF-001 to SF-308 are this project's own numbers of what the works contain; they never change, so that a row can be referred to.
-Below each stands where in the works it is (`S0 4.1`: section 4.1 of S0). What a work says is told in our words.
+SF-001 to SF-308 are this project's own numbers of what the works contain; they never change, so \
+that a row can be referred to.
+Below each stands where in the works it is (`S0 4.1`: section 4.1 of S0). What a work says is told \
+in our words.
 """
-LIMITS = """The published matrix is kept whole at `scale=cpu` (`docs/results/exp4/`): 80 of 1,600 steps, an eighth of the batch, half the width.
+LIMITS = """The published matrix is kept whole at `scale=cpu` (`docs/results/exp4/`): 80 of \
+1,600 steps, an eighth of the batch, half the width.
 A test shows that a feature works, not that a published number comes out.
 """
 HEADER = (

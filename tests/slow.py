@@ -42,7 +42,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "SIGKILL of the agent",
     ),
     # e2e has runs under failures
-    "unit/test_study_failures.py::test_runs_under_failures_and_over_changing_sizes_come_out_valid": (),
+    "unit/test_study_failures.py::test_runs_under_failures_and_changing_sizes_are_valid": (),
     # Another recovery, another strategy, another launcher, another checkpointer.
     "e2e/test_failures.py::test_in_memory_nothing_outlives_the_supervisor_but_what_is_durable": (),
     "e2e/test_deferred_capture.py::test_kills_at_any_moment_change_nothing": ("in_memory",),
@@ -121,11 +121,11 @@ SLOW: dict[str, tuple[str, ...]] = {
     # is made from nothing, stopped, refused and shown.
     "contract/test_experiments.py::test_a_sweep_and_a_study_are_kept_as_one": (),
     # that a sweep goes on, test_cli_sweep
-    "contract/test_experiments.py::test_made_again_it_goes_on_and_says_that_there_were_two_sessions": (),
-    "contract/test_experiments.py::test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew": (),
+    "contract/test_experiments.py::test_made_again_it_goes_on_and_names_two_sessions": (),
+    "contract/test_experiments.py::test_a_changed_judge_judges_the_same_runs_anew": (),
     "contract/test_experiments.py::test_a_study_that_has_lost_a_worker_is_not_kept": (),
     "contract/test_experiments.py::test_an_invalid_run_is_kept_and_the_exit_code_says_so": (),
-    "contract/test_experiments.py::test_a_run_that_cannot_be_judged_is_kept_as_unknown_and_counts_in_no_promise": (),
+    "contract/test_experiments.py::test_a_run_that_cannot_be_judged_is_kept_as_unknown": (),
     # Pages: each kind in one width stays.
     "e2e/test_report_page.py::test_no_column_is_cut_off": (
         "page-1400",

@@ -322,7 +322,7 @@ def test_a_sweep_and_a_study_are_kept_as_one(
     )
 
 
-def test_made_again_it_goes_on_and_says_that_there_were_two_sessions(made: Path) -> None:
+def test_made_again_it_goes_on_and_names_two_sessions(made: Path) -> None:
     def finished() -> dict[str, int]:
         return {
             str(path): path.stat().st_mtime_ns
@@ -379,7 +379,7 @@ def stamped(kept: Path, **changes: str) -> dict[str, Any]:
     return document
 
 
-def test_where_only_the_judge_has_changed_the_same_runs_are_judged_anew(
+def test_a_changed_judge_judges_the_same_runs_anew(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is spoilt meanwhile shows that they are; what the machine did when they were made
@@ -556,9 +556,7 @@ def test_a_study_that_has_lost_a_worker_is_not_kept(
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_run_that_cannot_be_judged_is_kept_as_unknown_and_counts_in_no_promise(
-    made: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_cannot_be_judged_is_kept_as_unknown(made: Path, tmp_path: Path) -> None:
     subprocess.run(
         ["cp", "-a", *(str(made / name) for name in ("outputs", "results")), str(tmp_path)],
         check=True,
@@ -595,7 +593,10 @@ def test_a_study_of_the_runs_before_it_reads_them_where_they_were_made(tmp_path:
 
 TAKES_ITS_TIME = """
 import os, signal, sys
-signal.signal(signal.{name}, lambda number, frame: (print("saved", file=open("saved", "w")), sys.exit(128 + number)))
+def save(number, frame):
+    print("saved", file=open("saved", "w"))
+    sys.exit(128 + number)
+signal.signal(signal.{name}, save)
 os.kill(os.getppid(), signal.{name})
 while True:
     signal.pause()
@@ -843,9 +844,7 @@ def test_each_change_that_is_declared_is_of_a_file_that_is_there() -> None:
     assert all((ROOT / change["file"]).is_file() for change in same_results.declared())
 
 
-def test_the_versions_that_are_pinned_are_those_quickstart_was_made_with_and_leave_no_dependency_out() -> (
-    None
-):
+def test_pinned_versions_are_those_of_quickstart_and_leave_no_dependency_out() -> None:
     lines = (RESULTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {
         canonicalize_name(name): version

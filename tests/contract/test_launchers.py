@@ -293,7 +293,8 @@ def fork():
     return real()
 os.fork = fork
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-request = {"world_size": 2, "prefix": "x", "module": "x", "run_dir": "/", "attempt": 0, "output": "/dev/null"}
+request = {"world_size": 2, "prefix": "x", "module": "x", "run_dir": "/", "attempt": 0}
+request["output"] = "/dev/null"
 zygote_main.fork_ranks(request, zygote_main.ZygoteHandles(theirs, os.getpid(), 1))
 """
 

@@ -80,7 +80,8 @@ from ecrl_cli.studies.frame.store_fixture import write_mode
 
 root, layout, mode = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 fs, plan = RecordingFs(), synthetic_plan(1_500_000, 20_000, single=layout == "single")
-store = CheckpointStore(root, StoreConfig(mode=write_mode(mode), keep=2, integrity=IntegrityConfig(run_id=RUN_ID)), fs)
+integrity = IntegrityConfig(run_id=RUN_ID)
+store = CheckpointStore(root, StoreConfig(mode=write_mode(mode), keep=2, integrity=integrity), fs)
 store.claim(0)
 for step in (10, 20):
     store.save(synthetic_image(1, step, plan), 0)
@@ -91,7 +92,9 @@ os.write(2, b"acknowledged")
 store.update_pointers_and_retire(saved, image)
 os.write(2, b"settled")
 store.close()
-print(json.dumps([[call.name, str(call.path), call.target if call.name == "rename" else "", call.size] for call in fs.calls]))
+def target(call):
+    return call.target if call.name == "rename" else ""
+print(json.dumps([[call.name, str(call.path), target(call), call.size] for call in fs.calls]))
 """
 
 

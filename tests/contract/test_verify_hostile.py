@@ -28,10 +28,12 @@ from ecrl_cli.cli.main import main
 from ecrl_cli.cli.verify import verify
 from ecrl_cli.report import build
 drawn = build.run_pictures
-# Pictures are as slow as all else together, and of the same numbers: drawn only where a time is out of all bounds.
+# Pictures are as slow as all else together, and of the same numbers: drawn only where a time is
+# out of all bounds.
 build.run_pictures = lambda comparison: drawn(comparison) if sweep.name == "DRAWN" else []
 for sweep in sorted(Path(sys.argv[1]).iterdir()):
-    soft = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime + resource.getrusage(resource.RUSAGE_SELF).ru_stime) + SECONDS
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
     Path(sys.argv[2]).write_text(sweep.name)
     verify([str(sweep), "--json"])

@@ -128,7 +128,8 @@ def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(
     stale = newest(with_snapshots(records, 6, 8))
     assert (
         stale.status == INVALID
-        and "attempt 1 went on after step 6: attempt 0 had taken a snapshot of step 8, and no refusal"
+        and "attempt 1 went on after step 6: attempt 0 had taken a snapshot of step 8, and no"
+        " refusal"
         in stale.message
     )
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))

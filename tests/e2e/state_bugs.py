@@ -58,7 +58,8 @@ def _last_train_json(change: str) -> str:
     def spoilt(self, progress, line_chain):
         document = parse(write(self, progress, line_chain))
         if progress.global_step == 12:
-            group, schedule, sampler = document["optimizer"]["param_groups"][0], document["scheduler"], document["sampler"]
+            group = document["optimizer"]["param_groups"][0]
+            schedule, sampler = document["scheduler"], document["sampler"]
             {change}
         return canonical_json(document)
     module.TrainState.train_document = spoilt
@@ -161,7 +162,9 @@ STATE_BUGS: dict[str, StateBug] = {
         """
     capture = module.StagingBuffer.capture
     def spoilt(self, tensors):
-        capture(self, {name: tensor * 1.01 if name.startswith("parameters.") else tensor for name, tensor in tensors.items()})
+        def scaled(name, tensor):
+            return tensor * 1.01 if name.startswith("parameters.") else tensor
+        capture(self, {name: scaled(name, tensor) for name, tensor in tensors.items()})
     module.StagingBuffer.capture = spoilt
 """,
         STATE,

@@ -27,7 +27,9 @@ import lightning.pytorch as lightning
 from ecrl import adapters
 import lightning_job as job
 plain = lightning.Trainer
-lightning.Trainer = lambda callbacks, **more: plain(callbacks=[*callbacks, adapters.lightning_callback()], **more)
+def recorded(callbacks, **more):
+    return plain(callbacks=[*callbacks, adapters.lightning_callback()], **more)
+lightning.Trainer = recorded
 """
     ),
     "transformers": (
@@ -55,7 +57,8 @@ ARMS = """
 import json, os, sys
 folder, failure = sys.argv[1:]
 for arm, attempt in (("struck", 0), ("ref", 0), ("struck", 1)):
-    os.environ |= {"ECRL_RECORD": f"{folder}/{arm}", "ECRL_ATTEMPT": str(attempt), "ECRL_STRIKES": failure if arm == "struck" else ""}
+    os.environ |= {"ECRL_RECORD": f"{folder}/{arm}", "ECRL_ATTEMPT": str(attempt)}
+    os.environ["ECRL_STRIKES"] = failure if arm == "struck" else ""
     os.makedirs(f"{folder}/{arm}/work", exist_ok=True)
     sys.argv = ["job", "--out", f"{folder}/{arm}/work"]
     try:

@@ -58,12 +58,17 @@ LATE = """
     ChangeCount.add = lambda self: None
     Deferral.wait = lambda self: None
     after = Deferral._after_step
-    Deferral._after_step = lambda self, *given: (after(self), self._client and hand_over(self._client))
+    def after_step(self, *given):
+        after(self)
+        if self._client:
+            hand_over(self._client)
+    Deferral._after_step = after_step
 """
 
 # Every update after a deferred capture waits, however quick the writer is.
 WAITS = """
-    submit, wait, uncopied = module.WriterClient.submit, module.WriterClient.wait_copied, module.WriterClient.uncopied
+    submit, wait = module.WriterClient.submit, module.WriterClient.wait_copied
+    uncopied = module.WriterClient.uncopied
     idle = module.WriterClient.wait_idle
     def settled(self):
         self.due = False
@@ -76,7 +81,9 @@ WAITS = """
         self.due = False
         wait(self, beat, every_s)
     module.WriterClient.submit, module.WriterClient.wait_copied = submitted, waited
-    module.WriterClient.uncopied = property(lambda self: getattr(self, "due", False) or uncopied.fget(self))
+    def due_or_uncopied(self):
+        return getattr(self, "due", False) or uncopied.fget(self)
+    module.WriterClient.uncopied = property(due_or_uncopied)
 """
 
 

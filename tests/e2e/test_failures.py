@@ -18,7 +18,10 @@ from tests.in_process import ecrl_in_process
 
 # Runs of 24 steps, a checkpoint every 6. Several failures in one run, so that a death costs a
 # relaunch and no run of its own.
-MOMENTS = "kill@2.start:1,kill@3.forward/0.5:1,backward@8/0.25:0,kill@10.optimizer:1,kill@13.capture:0,kill@15.load:0,kill@15:0+1,exit@20"
+MOMENTS = (
+    "kill@2.start:1,kill@3.forward/0.5:1,backward@8/0.25:0,kill@10.optimizer:1,kill@13.capture:0,"
+    "kill@15.load:0,kill@15:0+1,exit@20"
+)
 ERRORS = "raise@3:1,oom@5:1,nan@8:1,slow_rank@14:1*0.02"
 SAVES = "enospc@4,eio@9,writer@14%after_rename,slow_disk@3*0.01"
 DAMAGE = "corrupt@14:1,kill@0.9s:1"

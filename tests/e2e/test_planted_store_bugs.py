@@ -99,7 +99,8 @@ IN_RANKS: dict[str, tuple[tuple[str, str], str, str, str]] = {
     def spoilt(store, image, attempt, log):
         def early(self):
             if image.stamp.global_step == 8 and not attempt:
-                log.committed(8, Saved(self.target, self.work.commit.self_sha256, image.nbytes, 0.0, 0.0))
+                digest = self.work.commit.self_sha256
+                log.committed(8, Saved(self.target, digest, image.nbytes, 0.0, 0.0))
                 os.kill(os.getpid(), signal.SIGKILL)
             install(self)
         GroupInstaller.install = early
@@ -142,8 +143,10 @@ IN_SUPERVISOR: dict[str, tuple[str, str, str, str]] = {
     for name in ("verify", "examine_once"):
         def refusing(self, path, look=getattr(CheckpointStore, name)):
             report = look(self, path)
-            wrong = report.ok and report.global_step == 6
-            return replace(report, ok=False, layer="hash", reason="model.safetensors does not match its BLAKE3") if wrong else report
+            if not report.ok or report.global_step != 6:
+                return report
+            reason = "model.safetensors does not match its BLAKE3"
+            return replace(report, ok=False, layer="hash", reason=reason)
         patch(CheckpointStore, name, refusing)
 """,
         NO_BAD,

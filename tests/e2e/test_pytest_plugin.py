@@ -29,7 +29,8 @@ def test_bug():
     raise SystemError("is not reached")
 
 def test_what_a_fixture_returns(ecrl_audit):
-    verdict = ecrl_audit(["python", "JOB", "--out", "{dir}", "--bug", "position"], *KEYS, check=False)
+    command = ["python", "JOB", "--out", "{dir}", "--bug", "position"]
+    verdict = ecrl_audit(command, *KEYS, check=False)
     assert verdict["status"] == "invalid" and verdict["diagnosis"]
 
 @pytest.mark.ecrl_audit("python JOB")

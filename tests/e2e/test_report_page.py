@@ -342,7 +342,10 @@ CUT = """(() => {
       const how = getComputedStyle(box).overflowX;
       const edge = box.getBoundingClientRect();
       const inside = cell.getBoundingClientRect();
-      if (["hidden", "clip"].includes(how) && (box === cell ? box.scrollWidth > box.clientWidth + 1 : inside.right > edge.right + 1)) {
+      const beyond = box === cell
+        ? box.scrollWidth > box.clientWidth + 1
+        : inside.right > edge.right + 1;
+      if (["hidden", "clip"].includes(how) && beyond) {
         cut.push(`${box.tagName}.${box.className}: ${cell.textContent.trim().slice(0, 40)}`);
       }
       if (["auto", "scroll"].includes(how)) break;
@@ -354,8 +357,10 @@ CUT = """(() => {
 
 # Tables whose last columns are reached by scrolling sideways only, and by how many pixels.
 ASIDE = """(() => [...document.querySelectorAll(".scroll")]
-  .filter((box) => box.offsetParent && box.querySelector("table") && box.scrollWidth > box.clientWidth + 1)
-  .map((box) => `${box.getAttribute("aria-label")}: ${box.scrollWidth - box.clientWidth}`).join("; "))()"""
+  .filter((box) => box.offsetParent && box.querySelector("table"))
+  .filter((box) => box.scrollWidth > box.clientWidth + 1)
+  .map((box) => `${box.getAttribute("aria-label")}: ${box.scrollWidth - box.clientWidth}`)
+  .join("; "))()"""
 
 
 @pytest.mark.parametrize("width", [1400, 400])

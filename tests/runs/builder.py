@@ -476,8 +476,9 @@ class Worker:
         changes = [
             change for change in elastic.schedule if change < self.step and not elastic.replicas
         ]
+        bug = "bug" if buggy else ""
         seed = hashlib.sha256(
-            f"{words} {self.step} {'bug' if buggy else ''} {changes}{self.run.parted(self.step)}".encode()
+            f"{words} {self.step} {bug} {changes}{self.run.parted(self.step)}".encode()
         ).digest()
         return int.from_bytes(seed[:6], "big") / 2**48
 

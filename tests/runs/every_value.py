@@ -81,7 +81,10 @@ FIGURED = rf"\.(attempt_logs|supervisor|fired|dataset|stored\.config\.({COUNTED}
 TOLERANCES = (0.05, 1e-6)  # seconds: of two clocks, of rounding
 # Ids and folders differ each time; sizes and names are compared with files (every_field); an
 # order's entries are those of the plan.
-IGNORED = r"\.stored\.\w+_id$|run_dir$|\.config\.(scale|model|optimizer|schedule|storage|variant)\b|\.order\.pending\.\*.*\."
+IGNORED = (
+    r"\.stored\.\w+_id$|run_dir$"
+    r"|\.config\.(scale|model|optimizer|schedule|storage|variant)\b|\.order\.pending\.\*.*\."
+)
 INSTANT = r"\.(at|start|end|(start|end|launch)ed_at)$"  # on the monotonic clock
 LEFT_OUT = {"layout", "raw", "torn", "unread"}
 

@@ -69,7 +69,8 @@ TOLERANCES = (
 FREE = (
     Free(
         r"config\.json"
-        r" config\.(run_dir|dataset\.root|dataset\.download|reference|seal(\..*)?|checkpoint\.(hmac_key_file|finite))",
+        r" config\.(run_dir|dataset\.root|dataset\.download|reference|seal(\..*)?"
+        r"|checkpoint\.(hmac_key_file|finite))",
         _NEVER_READ,
     ),
     Free(
@@ -78,7 +79,8 @@ FREE = (
     ),
     Free(
         r"config\.json"
-        r" config\.supervision\.(writer_grace_s|master_port|disk_interval_s|scrub_every_s|grace_s|hang_.*|start_timeout_s)",
+        r" config\.supervision\.(writer_grace_s|master_port|disk_interval_s|scrub_every_s|grace_s"
+        r"|hang_.*|start_timeout_s)",
         "how patient the supervisor was: part of no id, and may be another when the run goes on;"
         " what it says of a hang is checked",
     ),

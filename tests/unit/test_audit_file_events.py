@@ -179,7 +179,8 @@ def test_another_thread_and_another_process_are_told_apart(tmp_path: Path) -> No
             open(out + "/child.bin", "wb").close()
             os._exit(0)
         os.wait()
-        subprocess.run([sys.executable, "-c", f"open({out!r} + '/other.bin', 'wb').close()"], check=True)
+        other = f"open({out!r} + '/other.bin', 'wb').close()"
+        subprocess.run([sys.executable, "-c", other], check=True)
     """
     lines = run(tmp_path, code)
     assert [line.get("overlapped") for line in lines if line.get("path") == "thread.bin"] == [
@@ -309,7 +310,8 @@ TORCH = """
         torch.save(model.state_dict(), out + "/whole.pt")
         safetensors.torch.save_file({"a": torch.zeros(2)}, out + "/a.safetensors")
         safetensors.torch.load_file(out + "/a.safetensors")
-        assert isinstance(safetensors.safe_open(out + "/a.safetensors", "pt"), safetensors.safe_open)
+        opened = safetensors.safe_open(out + "/a.safetensors", "pt")
+        assert isinstance(opened, safetensors.safe_open)
         torch.jit.save(torch.jit.script(model), out + "/script.pt")
         torch.jit.load(out + "/script.pt")
         torch.load(out + "/whole.pt")

@@ -419,7 +419,7 @@ def test_a_sound_checkpoint_has_no_damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "mended"), [(10**6, True), (1000, True), (10, False)])
-def test_a_manifest_is_mended_from_parts_of_any_size_and_a_train_json_that_is_no_larger_than_is_read(
+def test_a_manifest_is_mended_from_parts_of_any_size_and_a_small_train_json(
     group: Path, monkeypatch: pytest.MonkeyPatch, limit: int, mended: bool
 ) -> None:
     """Its differences are many: the entries are made again from the parts, which are larger than

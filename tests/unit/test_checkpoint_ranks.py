@@ -29,7 +29,8 @@ folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 def draws():
-    return [random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(())), torch.randn(3).tolist()]
+    plain = [random.random(), random.gauss(0, 1), float(np.random.normal())]
+    return [*plain, float(torch.rand(())), torch.randn(3).tolist()]
 def there_and_back(root, name):
     run = Run(seed=7)
     run.train_state.rank, run.train_state.world_size = rank, 2

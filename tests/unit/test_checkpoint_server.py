@@ -323,7 +323,8 @@ from ecrl_cli.checkpoint.store import checkpoint_log, store
 from ecrl_cli.errors import StorageError
 from ecrl_cli.supervision.launch import writer_main
 
-full, save, write = threading.Event(), store.CheckpointStore.save, checkpoint_log.CheckpointLog.write
+full = threading.Event()
+save, write = store.CheckpointStore.save, checkpoint_log.CheckpointLog.write
 
 def save_when_full(self, image, attempt):
     full.wait()

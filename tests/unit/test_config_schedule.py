@@ -61,7 +61,10 @@ def test_the_axes_are_the_published_matrix() -> None:
     axes = (
         "dataset=cifar10,cifar100 model=resnet18,resnet50 schedule=base,late variant=blk seed=1337"
     )
-    suites = "cifar10-r18-base,cifar10-r18-late,cifar10-r50-base,cifar10-r50-late,cifar100-r18-base,cifar100-r18-late,cifar100-r50-base,cifar100-r50-late"
+    suites = (
+        "cifar10-r18-base,cifar10-r18-late,cifar10-r50-base,cifar10-r50-late,"
+        "cifar100-r18-base,cifar100-r18-late,cifar100-r50-base,cifar100-r50-late"
+    )
     for scale in ("paper world_size=4", "smoke"):
         by_axes = [
             cell.config for cell in compose_grid(parse(f"-m {axes} scale={scale}".split())).cells

@@ -24,10 +24,13 @@ try:
     opened = os.open("/dev/full", os.O_RDONLY)
 except FileNotFoundError:
     opened = -1
-seen = [packages("numpy", "pytest", "tests", "ecrl_cli"), version, ctypes.util.find_library("c"), ctypes.util.find_library("m") is not None]
-seen += [Path("/dev/full").exists(), opened, Path("/dev/null").exists(), shutil.which("sleep"), shutil.which("sh") is not None]
+seen = [packages("numpy", "pytest", "tests", "ecrl_cli"), version]
+seen += [ctypes.util.find_library("c"), ctypes.util.find_library("m") is not None]
+seen += [Path("/dev/full").exists(), opened, Path("/dev/null").exists()]
+seen += [shutil.which("sleep"), shutil.which("sh") is not None]
 if len(sys.argv) == 1:
-    print(subprocess.run([sys.executable, sys.argv[0], "again"], capture_output=True, text=True, check=True).stdout)
+    again = [sys.executable, sys.argv[0], "again"]
+    print(subprocess.run(again, capture_output=True, text=True, check=True).stdout)
 else:
     print(json.dumps(seen))
 """

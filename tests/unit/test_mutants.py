@@ -79,9 +79,7 @@ def test_a_fault_given_by_hand_is_found_by_its_text_and_its_line(tmp_path: Path)
         _given(path, {"a.py": SOURCE})
 
 
-def test_it_is_tried_by_the_tests_of_its_line_up_to_a_budget_and_of_a_constant_by_those_of_its_users() -> (
-    None
-):
+def test_a_mutant_is_tried_by_the_tests_of_its_line_and_a_constant_by_those_of_its_users() -> None:
     lines = {
         "a.py": {
             11: frozenset({"t.py::narrow", "t.py::wide"}),

@@ -78,7 +78,8 @@ heartbeat, step = HeartbeatWriter(HeartbeatTable(int(sys.argv[1])), rank), 0
 while True:
     step += 1
     heartbeat.step(step)
-    os.write(out, b"g")  # the exchange of gradients: whoever has its peer's has seen what the peer saw before
+    # the exchange of gradients: whoever has its peer's has seen what the peer saw before
+    os.write(out, b"g")
     os.read(back, 1)
     heartbeat.phase("logging")
     if heartbeat.stop_after(step) == step:

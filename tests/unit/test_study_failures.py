@@ -215,7 +215,7 @@ def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
         )
 
 
-def test_runs_under_failures_and_over_changing_sizes_come_out_valid(tmp_path: Path) -> None:
+def test_runs_under_failures_and_changing_sizes_are_valid(tmp_path: Path) -> None:
     """With one launcher; nothing of them is left."""
     bench = Bench(tmp_path)
     try:

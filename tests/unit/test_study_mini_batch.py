@@ -305,9 +305,7 @@ def test_the_model_adds_up_what_a_strategy_does() -> None:
     assert {name: predicted_s(name, 50, 3, parts) for name in RECOVER} == expected
 
 
-def test_the_small_resnet_begins_with_branches_that_add_nothing_and_the_published_one_does_not() -> (
-    None
-):
+def test_only_the_small_resnet_begins_with_branches_that_add_nothing() -> None:
     branch = Trainee(SMALL["resnet50"], SEED).model.layer1[1]  # type: ignore[index]
     x = torch.rand(2, 16, 8, 8)
     assert torch.equal(branch(x), x)

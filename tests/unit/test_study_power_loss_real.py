@@ -623,7 +623,9 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.power_loss.real_arms import RealArms
 from ecrl_cli.studies.frame.study import StudyContext
 study = RealArms(StudyContext(StudyConfig(PowerLoss(real_trials=1)), Path(sys.argv[1])))
-trials = [trial for trial in study.plan() if trial.facts["arm"] == "shutdown" and trial.facts["subject"] == "unsafe"]
+def unsafe_shutdown(facts):
+    return facts["arm"] == "shutdown" and facts["subject"] == "unsafe"
+trials = [trial for trial in study.plan() if unsafe_shutdown(trial.facts)]
 print("ready", flush=True)
 while True:
     study.run(trials[0])

@@ -80,7 +80,6 @@ SMALL = replace(SMALL, failures=60, repetitions=24)
 
 
 # --- closed forms
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_young_is_the_limit_of_daly() -> None:
@@ -135,7 +134,6 @@ def test_expected_walls_by_hand() -> None:
 
 
 # --- the simulation
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,6 @@ def test_the_search_finds_the_best_interval() -> None:
 
 
 # --- the model
-# --------------------------------------------------------------------------------------------------------------------------
 
 PARTS = Parts(
     mini_batch=2.0,
@@ -439,7 +436,6 @@ def test_two_minutes_at_a_hundred_thousand() -> None:
 
 
 # --- runs on record
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -638,7 +634,6 @@ def test_what_cannot_be_meant_is_refused(
 
 
 # --- the study
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 def study_of(config: RecoveryOverhead, scratch: Path) -> PreparedStudy:

@@ -10,7 +10,8 @@ import os, psutil
 from ecrl_cli.supervision.launch.zygote_main import start_store
 port = start_store()
 hosts = psutil.Process().children()
-print([(c.laddr.ip, c.laddr.port == port) for host in hosts for c in host.net_connections("inet") if c.status == "LISTEN"])
+connections = [c for host in hosts for c in host.net_connections("inet")]
+print([(c.laddr.ip, c.laddr.port == port) for c in connections if c.status == "LISTEN"])
 for host in hosts:
     host.kill()
     host.wait()

@@ -163,7 +163,8 @@ def test_a_run_of_one_attempt_has_one_attempt(tmp_path: Path) -> None:
     assert "1 attempt agrees with its logs" in said
     assert not re.search(
         r"(?<![\d.,])1"
-        r" (?:attempts|steps|samples|checkpoints|lines|restarts|ranks|files|failures|promises|runs|losses|times)\b",
+        r" (?:attempts|steps|samples|checkpoints|lines|restarts|ranks|files|failures|promises"
+        r"|runs|losses|times)\b",
         said,
     ), said
 

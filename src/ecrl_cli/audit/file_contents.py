@@ -310,10 +310,8 @@ class Flattener:
         if isinstance(value, bytes | bytearray):
             return f"{len(value)} bytes {self._hashed(bytes(value))}"
         if isinstance(value, int) and value.bit_length() > 1000:
-            return (
-                "integer"
-                f" {self._hashed(value.to_bytes(value.bit_length() // 8 + 1, 'little', signed=True))}"
-            )
+            content = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            return f"integer {self._hashed(content)}"
         if isinstance(value, str):
             self._charge(len(value))
             value = value.replace(self._folder, "{dir}")

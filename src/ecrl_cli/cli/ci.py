@@ -136,13 +136,9 @@ def summary(suite: Suite, cases: Iterable[Case]) -> str:
     listed = list(cases)
     open_ones = [case for case in listed if case.state != PASSED]
     passed = len(listed) - len(open_ones)
-    lines = [
-        (
-            f"### {_cell(suite.name)}:"
-            f" {_cell(suite.verdict or ('invalid' if any(case.state == FAILED for case in listed) else 'done'))}"
-        ),
-        "",
-    ]
+    failed = any(case.state == FAILED for case in listed)
+    verdict = suite.verdict or ("invalid" if failed else "done")
+    lines = [f"### {_cell(suite.name)}: {_cell(verdict)}", ""]
     lines += [_cell(suite.diagnosis), ""] if suite.diagnosis else []
     if open_ones:
         lines += ["| | run | promise | what was found |", "| --- | --- | --- | --- |"]

@@ -49,9 +49,15 @@ _TORCH = """
 import json, sys, time
 began = time.perf_counter()
 import torch
-facts = {"version": torch.__version__, "import_s": time.perf_counter() - began, "cuda_build": torch.version.cuda,
-         "capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+facts = {
+    "version": torch.__version__,
+    "import_s": time.perf_counter() - began,
+    "cuda_build": torch.version.cuda,
+    "capability": torch.backends.cpu.get_cpu_capability(),
+    "threads": torch.get_num_threads(),
+}
+gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(gpus)]
 import torch.distributed as dist
 facts["gloo"] = dist.is_available() and dist.is_gloo_available()
 facts["nccl"] = dist.is_available() and dist.is_nccl_available()

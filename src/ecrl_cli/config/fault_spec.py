@@ -63,7 +63,9 @@ class Entry:
         share = "" if self.share is None else f"/{self.share!r}"
         who = self.who if isinstance(self.who, str) else "+".join(map(str, self.who))
         seconds = "" if self.seconds is None else f"*{self.seconds!r}"
-        return f"{self.what}@{when}{share}{f':{who}' if who else ''}{seconds}{f'%{self.point}' if self.point else ''}"
+        ranks = f":{who}" if who else ""
+        point = f"%{self.point}" if self.point else ""
+        return f"{self.what}@{when}{share}{ranks}{seconds}{point}"
 
 
 def parse(text: str) -> Entry:

@@ -136,7 +136,8 @@ def run_name(config: RunConfig, identity: str = "") -> str:
     """The run directory's name: suite, variant, seed and eight hex digits of the run id.
     `identity`: the run id, if known.
     """
-    return f"{suite_of(config)}-{config.variant.name}-s{config.seed}-{(identity or run_id(config))[:8]}"
+    short_id = (identity or run_id(config))[:8]
+    return f"{suite_of(config)}-{config.variant.name}-s{config.seed}-{short_id}"
 
 
 def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

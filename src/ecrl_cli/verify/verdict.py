@@ -161,8 +161,7 @@ def render(verdict: Verdict) -> str:
     for finding in sorted(verdict.findings, key=lambda finding: _DECIDING.index(finding.status)):
         # the message of these names the promise already
         named = finding.status in (INVALID, UNKNOWN)
-        lines.append(
-            f"  {finding.status:<{_WIDTH}}{visible(finding.message if named else f'{finding.promise}: {finding.message}')}"
-        )
+        sentence = finding.message if named else f"{finding.promise}: {finding.message}"
+        lines.append(f"  {finding.status:<{_WIDTH}}{visible(sentence)}")
         lines += [f"  {'':<{_WIDTH}}{visible(text)}" for text in finding.evidence]
     return "\n".join(lines)

@@ -62,7 +62,8 @@ class CommitJob:
 
     @property
     def stage_name(self) -> str:
-        return f"{STAGE_PREFIX}{self.image.stamp.global_step:08d}.{self.attempt}.{secrets.token_hex(4)}"
+        step = self.image.stamp.global_step
+        return f"{STAGE_PREFIX}{step:08d}.{self.attempt}.{secrets.token_hex(4)}"
 
     def hasher(self) -> ImageHasher:
         """Starts hashing the image."""

@@ -22,8 +22,9 @@ from ecrl_cli.replication.report.experiments import experiment_table
 from ecrl_cli.replication.report.figures import published_pictures
 from ecrl_cli.replication.report.findings import NewFinding, limits, new_findings
 from ecrl_cli.replication.report.matrix_tables import table5, table6, table7, table8
-from ecrl_cli.replication.report.publishable import as_json, publishable_files, revision
+from ecrl_cli.replication.report.publishable import as_json, publishable_files
 from ecrl_cli.replication.report.sample import Experiment, experiments
+from ecrl_cli.replication.report.setting import revision
 from ecrl_cli.replication.report.settings_tables import table1, table2, table3, table4
 from ecrl_cli.replication.report.values import ARMS, EXPERIMENTS
 from ecrl_cli.report.figures.export import Picture, picture_files

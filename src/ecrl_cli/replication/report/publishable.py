@@ -8,7 +8,7 @@ from typing import Any
 
 from ecrl_cli.replication.report.cells import estimate, of_means
 from ecrl_cli.replication.report.sample import DIVERGENCES, diverged
-from ecrl_cli.replication.report.setting import differences, in_full
+from ecrl_cli.replication.report.setting import differences, in_full, revision
 from ecrl_cli.replication.report.values import published_setting
 from ecrl_cli.report.formats import listed
 from ecrl_cli.report.model.comparison import Comparison
@@ -122,11 +122,6 @@ def _run(run: Run, comparison: Comparison) -> dict[str, Any]:
         "final": m.final if m else None,
         "troubles": list(run.problems),
     }
-
-
-def revision(run: Run) -> str:
-    """The code revision of a run."""
-    return f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()
 
 
 def _markdown(comparison: Comparison, suite: str, document: dict[str, Any]) -> str:

@@ -93,6 +93,12 @@ class Difference:
         )
 
 
+def revision(run: Run) -> str:
+    """The version and code revision that a run was made with."""
+    version = run.environment.get("ecrl", "?")
+    return f"ecrl {version} {run.environment.get('git_revision') or ''}".strip()
+
+
 def facts(run: Run) -> dict[str, Any]:
     """This run's value for each key of WORDS. `device`, `backend`: `auto` is resolved from the
     recorded machine.

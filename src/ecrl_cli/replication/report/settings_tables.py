@@ -12,7 +12,7 @@ from typing import Any
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.safe_read import read_lines, read_whole
 from ecrl_cli.replication.report.sample import Experiment
-from ecrl_cli.replication.report.setting import WORDS, facts, shown
+from ecrl_cli.replication.report.setting import WORDS, facts, revision, shown
 from ecrl_cli.replication.report.values import PUBLISHED, SUITES
 from ecrl_cli.report.formats import NONE, listed, plural, printable
 from ecrl_cli.report.model.replication import PublishedTable
@@ -94,12 +94,7 @@ _MORE: dict[str, tuple[str, Read]] = {
         "not stated",
         lambda run: str(run.environment.get("file_system", {}).get("type", NONE)),
     ),
-    "code revision": (
-        "not stated",
-        lambda run: (
-            f"ecrl {run.environment.get('ecrl', '?')} {run.environment.get('git_revision') or ''}".strip()
-        ),
-    ),
+    "code revision": ("not stated", revision),
 }
 
 

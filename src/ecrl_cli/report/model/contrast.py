@@ -52,8 +52,9 @@ class NoiseFloor:
         """How far the mean over `pairs` pairs of equal runs may be from zero (95%): what the mean
         of an effect has to exceed.
 
-        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval for a future mean. The largest difference seen is
-        not used, because it grows with the number of pairs, except where only one pair was seen.
+        |mean| + t(n - 1) * sd * sqrt(1/pairs + 1/n) of the n pairs seen, the prediction interval
+        for a future mean. The largest difference seen is not used, because it grows with the number
+        of pairs, except where only one pair was seen.
         """
         return (
             abs(self.relative.mean) + prediction(self.relative, pairs)

@@ -51,9 +51,10 @@ from ecrl_cli.report.tables.disk import disk_table
 from ecrl_cli.report.tables.effects import effects_table, interactions_table, slices_table
 from ecrl_cli.report.tables.quality import quality_table
 from ecrl_cli.report.tables.renderers import MOST_ROWS, cut_note, page_rows
-from ecrl_cli.report.tables.runs import measures_table, restarts_table
+from ecrl_cli.report.tables.runs import measures_table
 from ecrl_cli.report.tables.studies import shown_tables
 from ecrl_cli.report.tables.table import Table
+from ecrl_cli.report.tables.time_parts import restarts_table
 from ecrl_cli.report.text.glossary import CATEGORY_WORDS, DEFINITIONS, GATE_WORDS, STUDY_DEFINITIONS
 from ecrl_cli.report.text.study_summary import badge, circumstances, command, progress
 from ecrl_cli.report.text.summary import ReportSummary

@@ -16,8 +16,6 @@ from ecrl_cli.report.tables.runs import (
     NAMES,
     SUITE,
     measures_table,
-    restarts_table,
-    stalls_table,
     where,
 )
 from ecrl_cli.report.tables.table import (
@@ -31,6 +29,7 @@ from ecrl_cli.report.tables.table import (
     signs_cell,
     span_cell,
 )
+from ecrl_cli.report.tables.time_parts import restarts_table, stalls_table
 
 # measures in each suite's table; all are in comparisons.csv
 SHORT = ("goodput", "goodput_published_clock", "wall_s", "stall_s")

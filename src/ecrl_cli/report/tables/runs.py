@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.schema import RecoveryConfig
-from ecrl_cli.metrics.recoveries import RESTART_COSTS
 from ecrl_cli.metrics.statistics import Paired, summary
-from ecrl_cli.records.events import STALL_PARTS
 from ecrl_cli.report import formats
 from ecrl_cli.report.model.arms import BASES, HELD_OUT, MEASURES, Arm, run_versus
 from ecrl_cli.report.model.comparison import ALL, Comparison
@@ -562,61 +560,3 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
         tuple(rows),
         file="summary.csv",
     )
-
-
-def stalls_table(comparison: Comparison) -> Table:
-    """The parts of the stalls: means over runs; arms with a run that did not record them are left
-    out.
-    """
-    rows: list[Row] = []
-    for arm in comparison.every_arm:
-        metrics = arm.metrics if arm.averaged else []
-        parts = [[m.stalled(part) for m in metrics] for part in STALL_PARTS]
-        if metrics and all(value is not None for values in parts for value in values):
-            means = [summary([value or 0.0 for value in values]).mean for values in parts]
-            total = summary([m.checkpoints["stall_s"] for m in metrics]).mean
-            rows.append((arm.suite, Cell(arm.label, arm=arm.label), len(metrics), total, *means))
-    columns = (
-        SUITE,
-        ARM,
-        Column("runs", "count"),
-        Column("stall", "seconds"),
-        *(Column(part, "seconds") for part in STALL_PARTS),
-    )
-    title = (
-        "What the stalls of a run consist of: mean seconds per run, which add"
-        f" up{formats.in_brackets(comparison.scale())}"
-    )
-    return Table(title, columns, tuple(rows), file="runs.csv")
-
-
-def restarts_table(comparison: Comparison) -> Table:
-    """The cost of a restart by phase: means over restarts."""
-    rows: list[Row] = []
-    for arm in comparison.every_arm:
-        if costs := arm.restart_costs():
-            phases, total = [costs[phase].mean for phase in RESTART_COSTS], costs["total"]
-            rows.append(
-                (
-                    arm.suite,
-                    Cell(arm.label, arm=arm.label),
-                    total.n,
-                    *phases,
-                    total.mean,
-                    span_cell(total),
-                )
-            )
-    columns = (
-        *(
-            SUITE,
-            ARM,
-            Column("restarts", "count"),
-            *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS),
-        ),
-        *(Column("total", "seconds"), Column("95% t", "seconds")),
-    )
-    title = (
-        "A restart, phase by phase: mean seconds per"
-        f" restart{formats.in_brackets(comparison.scale())}"
-    )
-    return Table(title, columns, tuple(rows), file="restarts.csv")

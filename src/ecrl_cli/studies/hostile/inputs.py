@@ -5,7 +5,7 @@ and configurations that would run code.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 from ecrl_cli.checkpoint.format.names import COMMIT, LEASE, MANIFEST, MODEL
@@ -35,120 +35,91 @@ LOOKS_BEFORE = range(2, 34, 3)
 
 
 def file_inputs() -> list[MaliciousInput]:
-    found = []
+    """Special files in the place of parts, leases, locks and records, and files that change while
+    they are looked at.
+    """
+    return [
+        *_checkpoint_file_types(),
+        *_changes_while_checked(),
+        *_run_records(),
+        *_sweep_records(),
+        *_fired_names(),
+        *_locks(),
+        *_judged_records(),
+    ]
+
+
+def _checkpoint_file_types() -> Iterator[MaliciousInput]:
+    topic = "types of files"
+    refusers = ("commit", "manifest", "parts")
     for kind in FILE_TYPES:
-        found.append(
-            MaliciousInput(
-                "types of files",
-                f"a part: {kind}",
-                "guard",
-                ("parts", "schema", "hash"),
-                made_into(kind, f"checkpoints/step_00000020/{MODEL}"),
-            )
-        )
+        part = made_into(kind, f"checkpoints/step_00000020/{MODEL}")
+        yield MaliciousInput(topic, f"a part: {kind}", "guard", ("parts", "schema", "hash"), part)
         for record in (COMMIT, MANIFEST):
             act = made_into(kind, f"checkpoints/step_00000020/{record}")
-            found.append(
-                MaliciousInput(
-                    "types of files",
-                    f"{record}: {kind}",
-                    "guard",
-                    ("commit", "manifest", "parts"),
-                    act,
-                )
-            )
+            yield MaliciousInput(topic, f"{record}: {kind}", "guard", refusers, act)
         if kind not in ("a link in", "a hard link out"):
-            found.append(
-                MaliciousInput(
-                    "types of files",
-                    f"lease: {kind}",
-                    "newest",
-                    ("StorageError",),
-                    made_into(kind, f"checkpoints/{LEASE}"),
-                )
-            )
-    found += [
-        MaliciousInput("types of files", f"the folder: {name}", look, refusers, act)
-        for name, look, refusers, act in _FOLDERS
-    ]
+            lease = made_into(kind, f"checkpoints/{LEASE}")
+            yield MaliciousInput(topic, f"lease: {kind}", "newest", ("StorageError",), lease)
+    for name, look, folder_refusers, act in _FOLDERS:
+        yield MaliciousInput(topic, f"the folder: {name}", look, folder_refusers, act)
+
+
+def _changes_while_checked() -> Iterator[MaliciousInput]:
     for name, during in _DURING.items():
-        found += [
-            MaliciousInput(
-                "while it is looked at", f"{name}, call {at}", "guard", _ANY, during=during, at=at
-            )
-            for at in LOOKS_BEFORE
-        ]
+        for at in LOOKS_BEFORE:
+            key = f"{name}, call {at}"
+            yield MaliciousInput("while it is looked at", key, "guard", _ANY, during=during, at=at)
+
+
+def _record_made_into(content: str, record: str) -> Callable[[RunFixture], None]:
+    """The act that makes `record` a special file, or a file with the text of that name."""
+    if content in FILE_TYPES:
+        return made_into(content, record)
+    return partial(_as_text, record, TEXTS[content])
+
+
+def _run_records() -> Iterator[MaliciousInput]:
     for record in RECORDS:
-        found += [
-            MaliciousInput(
-                "records of a run",
-                f"{record}: {kind}",
-                "records",
-                (record,),
-                made_into(kind, record),
-            )
-            for kind in RECORD_TYPES
-        ]
         texts = [text for text in RECORD_TEXTS if (record, text) not in _FAIR]
-        found += [
-            MaliciousInput(
-                "records of a run",
-                f"{record}: {text}",
-                "records",
-                (record,),
-                partial(_as_text, record, TEXTS[text]),
+        for content in (*RECORD_TYPES, *texts):
+            act = _record_made_into(content, record)
+            yield MaliciousInput(
+                "records of a run", f"{record}: {content}", "records", (record,), act
             )
-            for text in texts
-        ]
-    for kind in (*RECORD_TYPES, "a million deep", "a pickle"):
-        act = (
-            made_into(kind, "manifest.csv")
-            if kind in FILE_TYPES
-            else partial(_as_text, "manifest.csv", TEXTS[kind])
-        )
-        found.append(
-            MaliciousInput(
-                "records of a sweep", f"manifest.csv: {kind}", "sweep", ("RecordError",), act
-            )
-        )
+
+
+def _sweep_records() -> Iterator[MaliciousInput]:
+    for content in (*RECORD_TYPES, "a million deep", "a pickle"):
+        act = _record_made_into(content, "manifest.csv")
+        key = f"manifest.csv: {content}"
+        yield MaliciousInput("records of a sweep", key, "sweep", ("RecordError",), act)
+
+
+def _fired_names() -> Iterator[MaliciousInput]:
     for name in ("\u00b2", "\u0660\u0660\u0661", "-1"):
-        found.append(
-            MaliciousInput(
-                "records of a run",
-                f"fired/{name}.json",
-                "records",
-                (f"fired/{name}.json",),
-                partial(_as_text, f"fired/{name}.json", TEXTS["a pickle"]),
-            )
-        )
-    locks = (("a link out", _SOME), ("a folder", _SOME), ("a FIFO", _SOME))
-    found += [
-        MaliciousInput("lock", kind, "lock", refusers, made_into(kind, ".lock"))
-        for kind, refusers in locks
-    ]
-    for record, text in (
+        record = f"fired/{name}.json"
+        act = partial(_as_text, record, TEXTS["a pickle"])
+        yield MaliciousInput("records of a run", record, "records", (record,), act)
+
+
+def _locks() -> Iterator[MaliciousInput]:
+    for kind in ("a link out", "a folder", "a FIFO"):
+        yield MaliciousInput("lock", kind, "lock", _SOME, made_into(kind, ".lock"))
+
+
+def _judged_records() -> Iterator[MaliciousInput]:
+    exits = ("exit 2", "exit 3", "exit 1")
+    for record, content in (
         ("config.json", "a million deep"),
         ("supervisor.json", "a pickle"),
         ("metrics.json", "UTF-16"),
         ("config.json", "a FIFO"),
     ):
-        act = (
-            made_into(text, record)
-            if text in FILE_TYPES
-            else partial(_as_text, record, TEXTS[text])
-        )
+        act = _record_made_into(content, record)
         for verb in ("verify", "report"):
-            found.append(
-                MaliciousInput(
-                    f"ecrl {verb}",
-                    f"{record}: {text}",
-                    "command",
-                    ("exit 2", "exit 3", "exit 1"),
-                    act,
-                    (verb, "{run}"),
-                )
-            )
-    return found
+            key = f"{record}: {content}"
+            yield MaliciousInput(f"ecrl {verb}", key, "command", exits, act, (verb, "{run}"))
 
 
 _ANY, _SOME = (

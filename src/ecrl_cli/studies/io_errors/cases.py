@@ -107,10 +107,8 @@ def run_cases(
         counts.cases += injected
         if wrong:
             counts.violations += 1
-            counts.first = (
-                counts.first
-                or f"call {at} ({after.fs.injected[0].call if injected else 'none failed'}): {plain('; '.join(wrong[:2]))}"
-            )
+            call = after.fs.injected[0].call if injected else "none failed"
+            counts.first = counts.first or f"call {at} ({call}): {plain('; '.join(wrong[:2]))}"
         elif injected:
             counts.errors += after.error is not None
             counts.successes += after.error is None

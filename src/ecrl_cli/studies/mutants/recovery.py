@@ -53,14 +53,18 @@ LIVE_BUGS: dict[str, tuple[str, str]] = {
         "ecrl_cli.records.survivor_records",
         """
     line = module._line
-    module._line = lambda step, effect, samples, *rest: line(step, effect, list(samples)[:-1], *rest)
+    def without_last(step, effect, samples, *rest):
+        return line(step, effect, list(samples)[:-1], *rest)
+    module._line = without_last
 """,
     ),
     "buffers left where the given-up step had them": (
         "ecrl_cli.training.train_step",
         """
     roll_back = module.FaultTolerantTrainStep._roll_back
-    module.FaultTolerantTrainStep._roll_back = lambda self, before: roll_back(self, [buffer.clone() for buffer in self._buffers])
+    def to_current(self, before):
+        return roll_back(self, [buffer.clone() for buffer in self._buffers])
+    module.FaultTolerantTrainStep._roll_back = to_current
 """,
     ),
     "newcomers with generators of their own": (
@@ -183,7 +187,8 @@ BUGS: dict[str, tuple[str, str]] = {
         self.rank = rank
         chain = train["line_chain"]
         own = chain[rank] if rank < len(chain) else ""
-        return module.TrainPosition(progress.global_step, progress.epoch, progress.cursor_step, progress.seed, own, progress.loss)
+        position = (progress.global_step, progress.epoch, progress.cursor_step, progress.seed)
+        return module.TrainPosition(*position, own, progress.loss)
     module.TrainState._restore_rest = of_rank_0
 """,
     ),
@@ -219,7 +224,8 @@ BUGS: dict[str, tuple[str, str]] = {
     def shuffled(self, tensors, document):
         restore(self, tensors, document)
         states = [entries for entries in self.optimizer.state.values() if entries]
-        for name in [name for name in ("momentum_buffer", "exp_avg") if states and name in states[0]]:
+        moments = ("momentum_buffer", "exp_avg")
+        for name in [name for name in moments if states and name in states[0]]:
             alike = {}
             for entries in states:
                 alike.setdefault(tuple(entries[name].shape), []).append(entries)
@@ -251,7 +257,9 @@ REPLICA_BUGS: dict[str, tuple[str, str]] = {
         "ecrl_cli.training.replicas",
         """
     import torch
-    module.ReplicaAllreduce._completed = lambda self, received, piece: sum(torch.split(received, piece))
+    def summed(self, received, piece):
+        return sum(torch.split(received, piece))
+    module.ReplicaAllreduce._completed = summed
 """,
     ),
     "streams by position in the rank": (

@@ -179,10 +179,10 @@ def _reports_differ(logs: AttemptHistory) -> str:
     for rank, other in reports[1:]:
         first_rank, first = reports[0]
         for name in ("global_step", "alive", "redone", "layers", "state_digest"):
-            if getattr(first, name) != getattr(other, name):
-                return f"ranks {first_rank} and {rank} say otherwise of {name}: {getattr(first, name)}, {getattr(other, name)}"[
-                    :300
-                ]
+            one, another = getattr(first, name), getattr(other, name)
+            if one != another:
+                ranks = f"ranks {first_rank} and {rank}"
+                return f"{ranks} say otherwise of {name}: {one}, {another}"[:300]
     return ""
 
 
