@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT))
-from experiments.pages import with_state  # noqa: E402 - mkdocs may be started anywhere
-
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
 PAGES["src/ecrl_cli/cli/explained.md"] = "errors.md"  # beside the command that prints it: it is in the wheel too
 # What a page loads by itself, as opposed to a link that a reader may follow.
@@ -34,9 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """`../SECURITY.md`, as a page in docs/ names it in the repository, as the page that it is in the site."""
-    del config, files
-    if page.file.src_uri.startswith("results/"):  # whether the code has changed since is said of the tree that the site is made from
-        markdown = with_state(markdown, page.file.src_uri)
+    del page, config, files
     for name, there in PAGES.items():
         markdown = re.sub(rf"\]\(\.\./((?:\.\./)*){re.escape(name)}", rf"](\1{there}", markdown)
     return markdown

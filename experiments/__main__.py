@@ -17,8 +17,6 @@ from pathlib import Path
 from experiments.make import Stopped, judge, make
 from experiments.pages import ESTIMATES, write
 from experiments.registry import EVERYTHING, ROOT, Experiment, ExperimentError, read
-from experiments.same_results import declare
-from experiments.stamp import counted
 
 from ecrl_cli.cli.arguments import parse
 from ecrl_cli.cli.prepare import expected_seconds, prepare
@@ -56,12 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--judge",
         action="store_true",
-        help="run nothing; judge anew runs of which only what judges them has changed",
-    )
-    parser.add_argument(
-        "--same-results",
-        metavar="WHY",
-        help="run nothing; declare that uncommitted changes of the named files alter no result",
+        help="run nothing; judge the kept runs anew, as long as they lie in --outputs",
     )
     parser.add_argument(
         "--estimate",
@@ -71,10 +64,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         registry = read()
-        if options.same_results is not None:
-            declare(map(Path, options.names), options.same_results, counted)
-            write(registry)
-            return 0
         chosen = registry.chosen(options.names)
         if options.estimate:
             _estimate(registry.chosen(options.names), options.data)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from experiments.packed import pack
 from experiments.registry import RESULTS, Experiment, ExperimentError
-from experiments.stamp import JUDGES, Session, changed, judged, session, stamp
+from experiments.stamp import Session, judged, session, stamp
 
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 STOPPED = (130, 143, -2, -15)  # by a signal; the same command goes on
@@ -60,15 +60,14 @@ def make(experiment: Experiment, outputs: Path, data: str, results: Path = RESUL
             " cifar100/ in it"
         )
     sessions = _run(experiment, outputs, data)
-    return _kept(experiment, outputs, results, lambda run: stamp(run, sessions, experiment))
+    return _kept(experiment, outputs, results, lambda run: stamp(run, sessions))
 
 
 def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int:
     """Verifies and reports anew the runs that are kept, with the judge as it is now. As `make`
     returns.
 
-    ExperimentError with nothing changed where more than the judge has changed since, or these runs
-    are no longer in `outputs`.
+    ExperimentError with nothing changed where these runs are no longer in `outputs`.
     """
     path = results / experiment.name / "stamp.json"
     if experiment.is_study or not path.is_file():
@@ -78,11 +77,6 @@ def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int
             " make it"
         )
     before = json.loads(path.read_text(encoding="utf-8"))
-    if others := sorted(set(changed(before, experiment)) - JUDGES):
-        raise ExperimentError(
-            f"{experiment.name}: what makes its records has changed since ({', '.join(others)});"
-            " make it anew"
-        )
     made = {
         each["source_sha256"]
         for folder in experiment.folders(outputs)
@@ -92,9 +86,7 @@ def judge(experiment: Experiment, outputs: Path, results: Path = RESULTS) -> int
         raise ExperimentError(
             f"{experiment.name}: the runs in {outputs} are not those that are kept; make it anew"
         )
-    return _kept(
-        experiment, outputs, results, lambda run: judged(before, experiment, gpu=bool(run["gpus"]))
-    )
+    return _kept(experiment, outputs, results, lambda run: judged(before))
 
 
 def _kept(
@@ -139,7 +131,7 @@ def _kept(
         _keep(experiment, report, folders, new)
         runs = [document for folder in folders for document in _environments(folder)]
         _write(new / "environment.json", runs[0])
-        # one run on a GPU, and the code for GPUs counts
+        # of a run on a GPU where there is one: the page names the machine
         _write(new / "stamp.json", stamped(next((run for run in runs if run["gpus"]), runs[0])))
         _write(new / "result.json", _result(document, verdicts))
         if experiment.records:

@@ -1,9 +1,7 @@
 """The pages of docs/results that are made from what is kept there: one for each experiment, and the
 table of all in README.md.
 
-Everything on them comes from the kept files, but for one thing: whether the code has changed since.
-That stands between two marks, is worked out anew for the site, and is left out where pages are held
-against their source.
+Everything on them comes from the kept files.
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.registry import RESULTS, ROOT, Experiment, Registry, read
-from experiments.same_results import declared
-from experiments.stamp import BUSY, changed
+from experiments.registry import RESULTS, ROOT, Experiment, Registry
+from experiments.stamp import BUSY
 from experiments.tables import ARMS
 
 from ecrl_cli.config.estimates import human_bytes, human_seconds
@@ -28,7 +25,6 @@ BEGIN, END = (
     "<!-- experiments: made by python -m experiments --pages -->",
     "<!-- experiments: end -->",
 )
-STATE = re.compile(r"<!-- state -->.*?<!-- / -->")
 FIGURES = {
     "goodput": "goodput: steps that count in a second of wall time",
     "effects": "goodput of arms against each other, with intervals",
@@ -91,6 +87,11 @@ class Kept:
         )
 
     @property
+    def made_with(self) -> str:
+        """The version and commit of the code that made it."""
+        return f"ecrl {(self.environment or {}).get('ecrl', '?')} at `{self.commit}`"
+
+    @property
     def date(self) -> str:
         sessions = self.stamp.get("sessions", [])
         return sessions[-1]["began"][:10] if sessions else "not recorded"
@@ -121,14 +122,6 @@ def _in_table(path: Path) -> Counter[str]:
 def abbreviated(commit: str) -> str:
     """Ten digits of a commit, and whether the tree had changes that it has not."""
     return commit[:10] + ("-dirty" if commit.endswith("-dirty") else "")
-
-
-def state(experiment: Experiment, kept: Kept) -> str:
-    """Fresh, or stale and what has changed."""
-    found = changed(
-        kept.stamp or {"source_sha256": (kept.environment or {}).get("source_sha256")}, experiment
-    )
-    return f"stale: {', '.join(found)}" if found else "fresh"
 
 
 def page(experiment: Experiment) -> str:
@@ -205,16 +198,12 @@ def _stamp(experiment: Experiment, kept: Kept) -> list[str]:
                 else ""
             )
         ),
-        "commit": (
-            f"`{kept.commit}`, ecrl {environment['ecrl']}, torch"
-            f" {environment['packages'].get('torch', '-')}"
-        ),
+        "made with": f"{kept.made_with}, torch {environment['packages'].get('torch', '-')}",
         "made": kept.date,
         "machine": (
             f"{cpu['model']}, {cpu['logical']} cores, {human_bytes(environment['memory_bytes'])},"
             f" {len(environment['gpus'])} GPUs"
         ),
-        "state of the code": f"<!-- state -->{state(experiment, kept)}<!-- / -->",
     }
     if kept.stamp:
         load = ", ".join(
@@ -317,24 +306,13 @@ def index(registry: Registry) -> str:
     rows = [_row(each) for each in registry.experiments.values()]
     table = [
         (
-            "| experiment | what it shows | `make results ...` | runs | verdicts | commit | made |"
-            " code since |"
+            "| experiment | what it shows | `make results ...` | runs | verdicts | made with |"
+            " made |"
         ),
-        "| --- " * 8 + "|",
+        "| --- " * 7 + "|",
         *rows,
     ]
-    alike = [f"- `{change['file']}`: {change['why']}" for change in declared()]
-    told = (
-        [
-            "",
-            "Changes of code that are declared to alter no result that was kept before them:",
-            "",
-            *alike,
-        ]
-        if alike
-        else []
-    )
-    return "\n".join([before + BEGIN, *table, *told, END]) + rest.partition(END)[2]
+    return "\n".join([before + BEGIN, *table, END]) + rest.partition(END)[2]
 
 
 def _row(experiment: Experiment) -> str:
@@ -347,34 +325,17 @@ def _row(experiment: Experiment) -> str:
             "-",
             "-",
             "-",
-            "-",
         ]
     else:
         busy = ", busy" if kept.stamp and kept.others > BUSY else ""
         cells = [
             kept.runs,
             kept.judged,
-            f"`{kept.commit}`",
+            kept.made_with,
             f"{kept.date}{busy}",
-            f"<!-- state -->{state(experiment, kept)}<!-- / -->",
         ]
     link = f"[{experiment.name}]({experiment.name}/README.md)"
     return f"| {' | '.join([link, experiment.shows, given, *cells])} |"
-
-
-def without_state(text: str) -> str:
-    return STATE.sub("", text)
-
-
-def with_state(text: str, source: str, registry: Registry | None = None) -> str:
-    """The page `source` (below docs/) as it is now: what the site shows."""
-    registry = registry or read()
-    if source == "results/README.md":
-        return index(registry)
-    found = [
-        each for each in registry.experiments.values() if source == f"results/{each.name}/README.md"
-    ]
-    return page(found[0]) if found else text
 
 
 def write(registry: Registry) -> None:

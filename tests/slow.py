@@ -122,7 +122,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "contract/test_experiments.py::test_a_sweep_and_a_study_are_kept_as_one": (),
     # that a sweep goes on, test_cli_sweep
     "contract/test_experiments.py::test_made_again_it_goes_on_and_names_two_sessions": (),
-    "contract/test_experiments.py::test_a_changed_judge_judges_the_same_runs_anew": (),
+    "contract/test_experiments.py::test_kept_runs_are_judged_anew": (),
     "contract/test_experiments.py::test_a_study_that_has_lost_a_worker_is_not_kept": (),
     "contract/test_experiments.py::test_an_invalid_run_is_kept_and_the_exit_code_says_so": (),
     "contract/test_experiments.py::test_a_run_that_cannot_be_judged_is_kept_as_unknown": (),

@@ -332,6 +332,32 @@ def test_nothing_rests_on_the_inside_of_hydra() -> None:
     assert not named, "\n".join(named)
 
 
+def test_modules_for_gpus_are_imported_on_a_gpu_alone() -> None:
+    """Each `*_gpu.py` is imported only inside of `if ... .type == "cuda":`, so that a run on the
+    CPU loads none.
+    """
+    modules_for_gpus = {module_name(path) for path in modules() if path.stem.endswith("_gpu")}
+    assert modules_for_gpus
+    wrong = []
+    for path in modules():
+        if path.stem.endswith("_gpu"):
+            continue
+        on_gpu = {
+            inner.lineno
+            for node in nodes(parsed(path))
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith(".type == 'cuda'")
+            for statement in node.body
+            for inner in ast.walk(statement)
+            if isinstance(inner, ast.stmt)
+        }
+        wrong += [
+            f"{path.relative_to(PACKAGE)}:{line}: {name}"
+            for line, name in imported(parsed(path))
+            if name in modules_for_gpus and line not in on_gpu
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_nothing_unpickles_or_evaluates() -> None:
     wrong = []
     for path in modules():
