@@ -50,10 +50,11 @@ mutants: $(READY)  ## faults put into the judge, the folds, the figures and the 
 docs: $(READY)  ## the documentation as a site in site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
-check: $(READY) docs  ## ruff, mypy strict, the architecture, the documentation
+check: $(READY) docs  ## ruff, mypy strict, the rooms, the architecture, the documentation
 	$(VENV)/bin/ruff check src tests bench experiments
 	$(VENV)/bin/ruff format --check src tests bench experiments
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/python -m pytest -q tests/test_architecture.py
 
 bench: $(READY)  ## measure what is fast and what is not: the JSON of each bench, and one table of all goals; about 25 minutes on an idle machine

@@ -32,7 +32,8 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.studies.frame.registry import names
 from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.verify.registry import CHECKS
-from tests.test_architecture import FLOORS, PACKAGE
+from tests.rooms import rooms
+from tests.test_architecture import PACKAGE
 
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -359,8 +360,8 @@ def test_the_page_of_the_architecture_lists_every_room() -> None:
     named = re.findall(
         r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE))
     )
-    assert sorted(named) == sorted(FLOORS)
-    assert sorted(re.findall(r'font-weight="bold"[^>]*>(\w+)</text>', drawing)) == sorted(FLOORS)
+    assert sorted(named) == sorted(rooms())
+    assert sorted(re.findall(r'font-weight="bold"[^>]*>(\w+)</text>', drawing)) == sorted(rooms())
 
 
 def test_the_glossary_has_each_word_once_and_in_order() -> None:

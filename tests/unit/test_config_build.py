@@ -16,7 +16,11 @@ from ecrl_cli.config import convert
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.keys import leaves, unknown_key
-from ecrl_cli.config.schema import RunConfig
+from ecrl_cli.config.launchers import LAUNCHERS
+from ecrl_cli.config.recoveries import RECOVERIES
+from ecrl_cli.config.registry import VariantRegistry
+from ecrl_cli.config.schema import CheckpointConfig, RecoveryConfig, RunConfig, SupervisionConfig
+from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.errors import ConfigError
 
 
@@ -54,6 +58,22 @@ def refusal(**changes: Any) -> str:
 
 def test_the_defaults_are_the_schema() -> None:
     assert build(values()) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "registry"),
+    [
+        (CheckpointConfig, "strategy", STRATEGIES),
+        (RecoveryConfig, "name", RECOVERIES),
+        (SupervisionConfig, "launcher", LAUNCHERS),
+    ],
+    ids=["checkpoint", "recovery", "supervision"],
+)
+def test_a_key_offers_the_variants_of_its_registry(
+    section: type[Any], key: str, registry: VariantRegistry[Any]
+) -> None:
+    rule = section.__dataclass_fields__[key].metadata
+    assert rule == {"choices": registry.builtin, "group": registry.group}
 
 
 def test_missing_keys_keep_their_default() -> None:

@@ -24,7 +24,7 @@ from ecrl_cli.replication.report.values import SUITES
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.arms import arms_of
 from ecrl_cli.report.model.contrast import Contrast
-from ecrl_cli.report.model.replication import Publication
+from ecrl_cli.report.render.publication import Publication
 from tests.unit.published_runs import SEEDS, cell, diverge, matrix, read, recorded, run_of
 from tests.unit.report_runs import Plan, edit, make_sweep
 

@@ -15,6 +15,6 @@ what is left, with all of verify and report, is the event walk. `turns`: in the 
 files of a walk are first called, how often the next one stands in a higher room; some are natural,
 since a command calls one room after another.
 
-SOURCE is another checkout whose rooms are read from its own tests/test_architecture.py. Only what
-this one run reaches is seen.
+SOURCE is another checkout, whose rooms are read from its own pyproject.toml. Only what this one run
+reaches is seen.
 """

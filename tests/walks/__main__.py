@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import tests.walks
+from tests.rooms import rooms
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = (
@@ -41,7 +42,13 @@ class Walk:
 
 
 def floors(source: Path) -> dict[str, int]:
-    """The number of each room from below, as the architecture test of `source` has them."""
+    """The number of each room from below, as the contract of `source` has them; before there was
+    one, its architecture test.
+    """
+    try:
+        return {room: number for number, room in enumerate(rooms(source))}
+    except KeyError:
+        pass
     statements = ast.parse((source / "tests" / "test_architecture.py").read_text()).body
     named = {
         target.id: node
@@ -50,8 +57,8 @@ def floors(source: Path) -> dict[str, int]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    rooms = (part.value for part in ast.walk(named["FLOORS"]) if isinstance(part, ast.Constant))
-    return {str(room): number for number, room in enumerate(rooms)}
+    names = (part.value for part in ast.walk(named["FLOORS"]) if isinstance(part, ast.Constant))
+    return {str(name): number for number, name in enumerate(names)}
 
 
 def say(line: str) -> None:
@@ -107,11 +114,11 @@ def calls(traces: Path) -> Iterator[tuple[bool, str, str, str, str]]:
                 yield before, caller, calling, callee, called
 
 
-def walk_of(before: bool, rooms: set[str]) -> str:
+def walk_of(before: bool, touched: set[str]) -> str:
     return (
         "configuration"
         if before
-        else next((walk for walk, own in ROOMS_OF.items() if own & rooms), "event")
+        else next((walk for walk, own in ROOMS_OF.items() if own & touched), "event")
     )
 
 
@@ -120,10 +127,10 @@ def walked(source: Path, folder: Path) -> dict[str, Walk]:
     order, run = floors(source), str(folder / "run")
     for words in (("train", *RUN, f"run_dir={run}"), ("verify", run), ("report", run)):
         for before, caller, calling, callee, called in calls(traced(source, folder, *words)):
-            rooms = {room(caller), room(callee)}
-            if not rooms <= order.keys():
+            touched = {room(caller), room(callee)}
+            if not touched <= order.keys():
                 continue
-            walk = walks[walk_of(before, rooms if words[0] == "train" else set())]
+            walk = walks[walk_of(before, touched if words[0] == "train" else set())]
             if callee not in walk.files:
                 walk.files.append(callee)
             if order[room(caller)] < order[room(callee)] and called != "<genexpr>":

@@ -8,13 +8,11 @@ tests/contract/test_launchers.py checks each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError, plural
-
-if TYPE_CHECKING:
-    from ecrl_cli.config.schema import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,12 @@ tests/contract/test_recoveries.py checks each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ecrl_cli.config.launchers import LAUNCHERS, launcher_of
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ecrl_cli.config.schema import RunConfig
 
 MOST_RANKS = 64  # the width of the mask of living ranks in the heartbeat table
 

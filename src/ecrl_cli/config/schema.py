@@ -12,13 +12,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ecrl_cli.config.failure_kinds import FAILURE_KINDS
-from ecrl_cli.config.launchers import LAUNCHERS
-from ecrl_cli.config.recoveries import RECOVERIES
 from ecrl_cli.config.registry import VariantRegistry
-from ecrl_cli.config.strategies import STRATEGIES
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.config.trackers import TRACKERS
 
+# The names of the built-in ones; each is an object in config/strategies.py, recoveries.py or
+# launchers.py, which ask this module what a configuration is.
+STRATEGY_NAMES = (
+    "none",
+    "blocking",
+    "overlapped",
+    "in_memory",
+    "torch_save",
+    "torch_save_durable",
+    "dcp",
+    "dcp_async",
+    "torch_checkpointing",
+    "torchsnapshot",
+)
+RECOVERY_NAMES = (
+    "checkpoint_restart",
+    "immediate_rollback",
+    "lossy_forward",
+    "redistribute",
+    "skip",
+)
+LAUNCHER_NAMES = ("torchrun", "zygote")
 WRITE_MODES = ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 LAYOUTS = ("group", "single")
 FORMATS = ("safetensors", "torch")
@@ -158,7 +177,7 @@ class CheckpointConfig:
     without one are then rejected.
     """
 
-    strategy: str = variant("blocking", STRATEGIES)
+    strategy: str = one_of("blocking", STRATEGY_NAMES, "ecrl.strategies")
     every: int = at_least(50, 1)
     memory_every: int = at_least(1, 1)
     max_inflight: int = at_least(4, 1)
@@ -239,7 +258,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    name: str = variant("checkpoint_restart", RECOVERIES)
+    name: str = one_of("checkpoint_restart", RECOVERY_NAMES, "ecrl.recoveries")
 
 
 @dataclass(frozen=True)
@@ -270,7 +289,7 @@ class SupervisionConfig:
     stop; 0: none is taken.
     """
 
-    launcher: str = variant("torchrun", LAUNCHERS)
+    launcher: str = one_of("torchrun", LAUNCHER_NAMES, "ecrl.launchers")
     max_restarts: int = at_least(20, 0)
     spares: int = at_least(0, 0)
     writer_grace_s: float = positive(30.0)

@@ -7,7 +7,7 @@ tests/contract/test_strategies.py checks each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ecrl_cli.config.checkpointers import (
     DCP,
@@ -20,10 +20,8 @@ from ecrl_cli.config.checkpointers import (
 )
 from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
+from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from ecrl_cli.report.render.markdown import (
     terminal_study,
 )
 from ecrl_cli.report.render.page import Figures, render, sections
+from ecrl_cli.report.render.publication import Publication
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.records import CSV_FILES, as_document
@@ -133,7 +134,7 @@ def contents(
     """Every file of the report by its path in the folder; the page last, so that all its links
     exist.
     """
-    published = (
+    published: Publication | None = (
         replication().publication(comparison.without_references) if comparison.runs else None
     )
     figures = Figures(

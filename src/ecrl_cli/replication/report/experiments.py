@@ -14,7 +14,7 @@ from ecrl_cli.replication.report.cells import (
 from ecrl_cli.replication.report.sample import CLOCKS, Experiment
 from ecrl_cli.replication.report.setting import in_short
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, SUITES, ExperimentValues
-from ecrl_cli.report.model.replication import PublishedTable
+from ecrl_cli.report.render.publication import PublishedTable
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
 
 COLUMNS = (

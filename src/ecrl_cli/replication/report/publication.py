@@ -30,9 +30,9 @@ from ecrl_cli.replication.report.values import ARMS, EXPERIMENTS
 from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
-from ecrl_cli.report.model.replication import Publication, PublishedTable
 from ecrl_cli.report.model.study_record import slugs
 from ecrl_cli.report.model.suite_gates import all_passed
+from ecrl_cli.report.render.publication import Publication, PublishedTable
 from ecrl_cli.report.tables.records import summary_rows
 from ecrl_cli.report.tables.renderers import (
     csv_bytes,

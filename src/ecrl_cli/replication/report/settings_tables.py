@@ -15,9 +15,9 @@ from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.setting import WORDS, facts, revision, shown
 from ecrl_cli.replication.report.values import PUBLISHED, SUITES
 from ecrl_cli.report.formats import NONE, listed, plural, printable
-from ecrl_cli.report.model.replication import PublishedTable
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import pooling_obstacles
+from ecrl_cli.report.render.publication import PublishedTable
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table
 
 COLUMNS1 = (

@@ -24,7 +24,6 @@ from ecrl_cli.report.model.arms import MEASURES
 from ecrl_cli.report.model.comparison import Comparison
 from ecrl_cli.report.model.contrast import by_scope
 from ecrl_cli.report.model.effects import effects, interactions
-from ecrl_cli.report.model.replication import Publication
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.study_record import StudyResult, headline
 from ecrl_cli.report.model.sweep_diff import SweepDiff
@@ -37,6 +36,7 @@ from ecrl_cli.report.palette import (
     variant_colours,
 )
 from ecrl_cli.report.render.opening import opening
+from ecrl_cli.report.render.publication import Publication
 from ecrl_cli.report.render.sweep_diff import against_sentences, against_tables
 from ecrl_cli.report.tables import runs
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
