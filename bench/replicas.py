@@ -28,7 +28,7 @@ import torch.multiprocessing as mp
 
 from ecrl_cli.config.elastic import owned, share
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.models import build as build_model
 from ecrl_cli.models.optimization import autocast, build_optimizer, build_scaler, build_scheduler
@@ -79,7 +79,7 @@ def learner_of(replicas: int, rank: int, world_size: int, width: int) -> TrainSt
     )
 
 
-def batch_of(size: int, rank: int, world_size: int) -> Batch:
+def batch_of(size: int, rank: int, world_size: int) -> SampleBatch:
     """This rank's share of one random window: the same samples for every arm."""
     generator = torch.Generator().manual_seed(2)
     x, y = (
@@ -87,12 +87,12 @@ def batch_of(size: int, rank: int, world_size: int) -> Batch:
         torch.randint(0, 10, (size,), generator=generator),
     )
     mine = share(size, rank, world_size)
-    return Batch(
+    return SampleBatch(
         x[mine.start : mine.stop], y[mine.start : mine.stop], np.arange(mine.start, mine.stop), ""
     )
 
 
-def segment(learner: TrainStep, batch: Batch, steps: int) -> float:
+def segment(learner: TrainStep, batch: SampleBatch, steps: int) -> float:
     """Seconds per step, all ranks beginning together."""
     dist.barrier()
     began = monotonic()

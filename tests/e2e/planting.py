@@ -10,11 +10,11 @@ from ecrl_cli.studies.mutants.recovery import site
 
 # A rank begins its session with the bug that its run is named after.
 _CHOICE = """
-    begin = module.Session.__init__
+    begin = module.RankSession.__init__
     def spoilt(self, config, *rest):
         BUGS.get(config.suite_name, lambda: None)()
         begin(self, config, *rest)
-    module.Session.__init__ = spoilt
+    module.RankSession.__init__ = spoilt
 """
 
 # One process may supervise several runs, one after the other: what is patched for one is put back

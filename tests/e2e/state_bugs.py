@@ -301,12 +301,12 @@ STATE_BUGS: dict[str, StateBug] = {
     "augmentation depends on the attempt": StateBug(
         "ecrl_cli.training.session",
         """
-    load = module.Session.load
+    load = module.RankSession.load
     def spoilt(self):
         loop = load(self)
         loop.loader._seed += self.order.attempt
         return loop
-    module.Session.load = spoilt
+    module.RankSession.load = spoilt
 """,
         INPUT,
         ("inputs",),

@@ -19,7 +19,7 @@ import pytest
 from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge, render
-from ecrl_cli.studies.frameworks.jobs import ForkedJob, JobSpec, write_launches
+from ecrl_cli.studies.frameworks.jobs import ForkedJob, FrameworkJob, write_launches
 
 LAST = 24  # steps of the job; it saves after every 5th
 AUDITS = 100
@@ -131,7 +131,7 @@ class Jobs:
 
 def forked(ranks: int) -> AbstractContextManager[ForkedJob]:
     # what the first step of an optimizer imports
-    return closing(ForkedJob(JobSpec("plain", ("torch._dynamo",), ranks)))
+    return closing(ForkedJob(FrameworkJob("plain", ("torch._dynamo",), ranks)))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ecrl_cli.audit.audit import judge_folder, write_result
-from ecrl_cli.audit.components import Finding, judged_arm
+from ecrl_cli.audit.components import ArmFinding, judged_arm
 from ecrl_cli.audit.plan import planned_arms
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.runner import Job, run_arm
@@ -40,7 +40,7 @@ def recorded(tmp_path: Path) -> Path:
     return healthy(tmp_path / "audit")
 
 
-def finding(verdict: AuditVerdict, promise: str) -> Finding:
+def finding(verdict: AuditVerdict, promise: str) -> ArmFinding:
     (only,) = [
         found
         for found in verdict.findings

@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ecrl_cli.audit.audit import judge_folder
-from ecrl_cli.audit.components import Finding
+from ecrl_cli.audit.components import ArmFinding
 from ecrl_cli.audit.files import write_inventory
 from tests.unit.audit_recordings import healthy
 
@@ -27,7 +27,7 @@ ARMS = ("ref", "ref2", "struck")
 
 def _judged(
     folder: Path, undisturbed: Leave, disturbed: Leave, other: Leave | None = None
-) -> Finding:
+) -> ArmFinding:
     """The finding about an arm that leaves what `disturbed` writes; `other`: what the second
     undisturbed run writes, if not the same.
     """

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ecrl_cli import __version__
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, github, junit, summary
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, CiCase, Suite, github, junit, summary
 from ecrl_cli.cli.main import main
 from ecrl_cli.records.layout import RunLayout
 from tests.runs.builder import build_blk, build_ref
@@ -130,9 +130,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_judged(
 def test_text_stays_text() -> None:
     """Of a stranger's run: neither XML nor a workflow command comes out of a name or a message."""
     cases = [
-        Case("a,b:c\n::stop", 'p"<&', FAILED, "100% <b>\n::error::x\x1b"),
-        Case("r", "q", PASSED, "kept"),
-        Case("r", "s", SKIPPED, "unknown: why"),
+        CiCase("a,b:c\n::stop", 'p"<&', FAILED, "100% <b>\n::error::x\x1b"),
+        CiCase("r", "q", PASSED, "kept"),
+        CiCase("r", "s", SKIPPED, "unknown: why"),
     ]
     _, bad, good, open_ = ET.fromstring(junit(Suite("n"), cases).encode())
     assert (
@@ -176,7 +176,7 @@ def test_the_summary_of_a_step_has_what_did_not_pass_and_nothing_of_it_is_markup
         text.startswith("### ecrl verify: invalid\n")
         and "| failed | blk | same-trajectory | Broke promise: same-trajectory - " in text
     )
-    rows = summary(Suite("n"), [Case("<b>|r", "p", FAILED, "a\n|b`", ("[x](y)",))]).splitlines()
+    rows = summary(Suite("n"), [CiCase("<b>|r", "p", FAILED, "a\n|b`", ("[x](y)",))]).splitlines()
     assert (
         rows[0] == "### n: invalid"
         and rows[4] == r"| failed | &lt;b&gt;\|r | p | a\\n\|b\`<br>\[x\](y) |"

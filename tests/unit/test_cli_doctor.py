@@ -95,7 +95,7 @@ def test_torch_is_imported_when_nothing_else_is_measured_any_more(
     monkeypatch.setattr(
         doctor,
         "_fsync",
-        lambda path, kind: [measured.touch(), doctor.Line("ok", "fsync", "fast")][1],
+        lambda path, kind: [measured.touch(), doctor.DoctorLine("ok", "fsync", "fast")][1],
     )
     answer = (
         f"import os; assert os.path.exists({str(measured)!r});"
@@ -146,7 +146,7 @@ def test_an_fsync_that_reaches_no_disk_is_named(
 def test_a_folder_that_cannot_be_written_is_bad(
     answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, kind: str) -> doctor.Line:
+    def refuse(path: Path, kind: str) -> doctor.DoctorLine:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(doctor, "_fsync", refuse)

@@ -37,7 +37,7 @@ from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.runs.run_plan import plan_run
-from ecrl_cli.runs.sweep import Manifest
+from ecrl_cli.runs.sweep import SweepManifest
 from ecrl_cli.supervision.launch import slurm_allocation
 from ecrl_cli.supervision.launch import torchrun as nodes
 from ecrl_cli.supervision.launch.launcher import LaunchSpec
@@ -397,7 +397,11 @@ class Jobs:
         )
 
     def start(
-        self, job: submitit_job.Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool
+        self,
+        job: submitit_job.SubmititJob,
+        overrides: Sequence[Sequence[str]],
+        nodes: int,
+        spare: bool,
     ) -> list[Handed]:
         if self.refuses:
             raise self.refuses
@@ -500,7 +504,7 @@ def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> 
     """Those after it are waited for, and the manifest goes on telling of them while they run."""
     told = threading.Event()
 
-    def told_of(self: Manifest, run: str, status: str, reason: str = "") -> None:
+    def told_of(self: SweepManifest, run: str, status: str, reason: str = "") -> None:
         record(self, run, status, reason)
         if (run, status) == ("run-s2", "running"):
             told.set()
@@ -517,9 +521,9 @@ def test_a_lost_job_ends_nothing_but_itself(tmp_path: Path, queue: set[str]) -> 
             RuntimeError("Job 9_2\nhas not produced any output (state: FAILED)\nINFO its log")
         ),
     }
-    record = Manifest.record
+    record = SweepManifest.record
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Manifest, "record", told_of)
+        patch.setattr(SweepManifest, "record", told_of)
         patch.setattr(submission, "LOOK_EVERY_S", 0.01)
         _, rows, said = submitted(plan_of(tmp_path / "sweep", *does), Jobs(does))
     assert rows == {

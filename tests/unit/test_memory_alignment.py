@@ -28,7 +28,7 @@ from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
 from ecrl_cli.data import loading
-from ecrl_cli.data.loading import Batch, BatchLoader
+from ecrl_cli.data.loading import BatchLoader, SampleBatch
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.data.sample_set import ArraySet, DatasetInfo
 from ecrl_cli.models import build
@@ -207,7 +207,7 @@ def test_a_replica_has_its_samples_aligned_under_every_world_size(world_size: in
     for rank in range(world_size):
         part = owned(replicas, rank, world_size)
         rows = slice(part.start * 3, part.stop * 3)
-        batch = Batch(lying_at(x[rows], 4), y[rows], np.arange(12)[rows], "")
+        batch = SampleBatch(lying_at(x[rows], 4), y[rows], np.arange(12)[rows], "")
         # what this rank has is all there is
         learner_of(model, part=part, exchange=lambda tree: tree.sums[-1][1]).run(batch, 1)
     assert len(seen) == replicas and not [each for each in seen if misaligned(each)]

@@ -22,7 +22,7 @@ from ecrl_cli.metrics import disk as disks
 from ecrl_cli.metrics.disk import (
     Bursts,
     Disk,
-    Sampler,
+    DiskSampler,
     _plain,
     bursts,
     coarser,
@@ -216,11 +216,11 @@ def test_the_sampler_reads_at_once_again_and_at_the_end() -> None:
         if len(kept) == 4:
             enough.set()
 
-    with Sampler(0.001, lambda: line(len(kept)), keep) as sampler:
+    with DiskSampler(0.001, lambda: line(len(kept)), keep) as sampler:
         assert enough.wait(120)
     there = len(kept)
     assert there >= 5 and sampler.trouble is None and not sampling()
-    with Sampler(1e6, lambda: line(len(kept)), kept.append):
+    with DiskSampler(1e6, lambda: line(len(kept)), kept.append):
         pass
     assert len(kept) == there + 2
 
@@ -414,7 +414,7 @@ def test_ticks_that_a_suspended_machine_missed_are_skipped_and_later_ones_keep_t
 ) -> None:
     """The machine is away from the first sample on, for ten intervals and a half."""
     now, waits = [100.0], list[float]()
-    sampler = Sampler(1.0, lambda: line(now[0]), lambda _: None)
+    sampler = DiskSampler(1.0, lambda: line(now[0]), lambda _: None)
 
     class Stop:
         def wait(self, seconds: float) -> bool:
@@ -438,7 +438,7 @@ def test_the_end_waits_for_the_last_sample() -> None:
             assert finish.wait(60)
         kept.append(each)
 
-    sampler = Sampler(3600.0, lambda: line(1.0), keep)
+    sampler = DiskSampler(3600.0, lambda: line(1.0), keep)
     sampler.__enter__()
     ending = threading.Thread(target=sampler.__exit__, args=(None, None, None))
     ending.start()

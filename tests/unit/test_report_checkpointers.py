@@ -21,7 +21,7 @@ from ecrl_cli.report.model.study_record import Result, StudyResult
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
 from ecrl_cli.report.tables.table import text_of
 from ecrl_cli.studies.corruption.stock_loaders import LOADERS
-from ecrl_cli.studies.frame.result import Table
+from ecrl_cli.studies.frame.result import ResultTable
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS
 from tests.runs.builder import build_blk, build_ref
 
@@ -44,7 +44,9 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def study(name: str, table: str, *rows: dict[str, Any]) -> StudyResult:
-    result = Result(name, "id", {}, 1, 1, True, 1.0, (), (Table(table, "", (), rows),), (), (), ())
+    result = Result(
+        name, "id", {}, 1, 1, True, 1.0, (), (ResultTable(table, "", (), rows),), (), (), ()
+    )
     return StudyResult(StudyInput(StudyLayout(Path(name)), name), name, result, {})
 
 

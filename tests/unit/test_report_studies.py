@@ -25,11 +25,11 @@ from ecrl_cli.report.formats import proportion as shown_proportion
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.studies.frame.result import (
     PROPORTION_COLUMNS,
-    Column,
     Figure,
     Findings,
+    ResultColumn,
+    ResultTable,
     Series,
-    Table,
     proportion,
 )
 from ecrl_cli.studies.frame.study import Skip
@@ -68,12 +68,15 @@ def findings(rows: int = 3) -> Findings:
         for n in range(rows)
     )
     columns = (
-        Column("what", "what"),
-        Column("n", "n", "count"),
-        Column("took", "median", "seconds"),
-        Column("size", "payload", "bytes"),
+        ResultColumn("what", "what"),
+        ResultColumn("n", "n", "count"),
+        ResultColumn("took", "median", "seconds"),
+        ResultColumn("size", "payload", "bytes"),
     )
-    columns += (Column("more", "against unsafe", "change"), Column("is", "ratio", "number"))
+    columns += (
+        ResultColumn("more", "against unsafe", "change"),
+        ResultColumn("is", "ratio", "number"),
+    )
     bars = tuple(
         Series(mode, (0.78, 0.1, 0.0, 0.2), (), (0.7, 0.05, 0.0, 0.1), (0.8, 0.2, 0.01, 0.3))
         for mode in MODES
@@ -91,14 +94,14 @@ def findings(rows: int = 3) -> Findings:
     band = Series("mean", (1.0, 2.0, 1.5), (0.0, 2.0, 4.0), (0.5, 1.0, 1.0), (1.5, 3.0, 2.0))
     return Findings(
         (
-            Table(
+            ResultTable(
                 "lost",
                 "Acknowledged checkpoints lost",
-                (Column("mode", "write mode"), *PROPORTION_COLUMNS),
+                (ResultColumn("mode", "write mode"), *PROPORTION_COLUMNS),
                 counted,
                 "Both intervals.",
             ),
-            Table("kinds", "Every kind of number", columns, kinds),
+            ResultTable("kinds", "Every kind of number", columns, kinds),
         ),
         (
             Figure("rates", "Rate by point", "bars", "point", "share of trials", bars, POINTS),
@@ -345,7 +348,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         name="../../x",
         title=HOSTILE,
         note=HOSTILE,
-        columns=(Column("mode", HOSTILE), *PROPORTION_COLUMNS),
+        columns=(ResultColumn("mode", HOSTILE), *PROPORTION_COLUMNS),
     )
     rows = tuple({**row, "mode": HOSTILE + "\x1b[31m\ud800"} for row in table.rows)
     figures = tuple(

@@ -36,7 +36,7 @@ from ecrl_cli.studies.corruption.study import STUDY
 from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import GUARD, files_under
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Record, StudyContext, Trial, TrialResults
 
 SMALL = Corruption(trials=1, random=2, seeds=1, clean=4, flips=2)
 Planting = Callable[[], AbstractContextManager[None]]
@@ -75,7 +75,7 @@ def tables_are_well_formed(found: Findings) -> None:
 
 
 def findings(found: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(SMALL), Path()), found))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(SMALL), Path()), found))
 
 
 def of_arm(setting: StudyContext, arm: str) -> list[Trial]:

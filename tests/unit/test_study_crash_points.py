@@ -23,12 +23,17 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PUBLISHED, Save, survivor
-from ecrl_cli.studies.crash_points.store_fixture import History, expected_of, leak_check, recover
+from ecrl_cli.studies.crash_points.store_fixture import (
+    CommittedRun,
+    expected_of,
+    leak_check,
+    recover,
+)
 from ecrl_cli.studies.crash_points.study import STUDY
 from ecrl_cli.studies.crash_points.trial import UNSEEN, CrashRig, search
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial, TrialResults
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.mutants.store import MutantStore, blind_at
 
@@ -45,7 +50,7 @@ PAYLOAD = Payload(1, 16_384, 8_192)
 
 
 def findings(found: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
 
 
 def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:
@@ -190,7 +195,7 @@ def test_a_study_that_is_stopped_among_its_first_kills_can_be_concluded(
 def test_an_integrity_check_that_lets_a_changed_byte_pass_is_not_believed(
     tmp_path: Path, layout: str
 ) -> None:
-    history, run = History(tmp_path / "history", PAYLOAD, layout), RunLayout(tmp_path / "run")
+    history, run = CommittedRun(tmp_path / "history", PAYLOAD, layout), RunLayout(tmp_path / "run")
     history.lay(run.root)
     name = "step_00000020" + (".safetensors" if layout == "single" else f"/{MODEL}")
     data = (run.checkpoints / name).read_bytes()

@@ -33,12 +33,12 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, command
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, TrialResults, command
 from ecrl_cli.studies.mutants.recovery import BUGS, LIVE_BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training import elastic, failures, training_study
 from ecrl_cli.studies.training.elastic import SIZES, ElasticRunSpec
 from ecrl_cli.studies.training.failures import EVERY, KINDS, TARGET, FailureRunSpec, generate
-from ecrl_cli.studies.training.training_study import Bench, Keys, Run, who
+from ecrl_cli.studies.training.training_study import Bench, Keys, TrainedRun, who
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
@@ -50,7 +50,7 @@ KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 def findings(keys: Any, found: list[Record]) -> Findings:
     study = failures.STUDY if isinstance(keys, Failures) else elastic.STUDY
-    return study.conclude(Results(StudyContext(StudyConfig(keys), Path()), found))
+    return study.conclude(TrialResults(StudyContext(StudyConfig(keys), Path()), found))
 
 
 def failures_of(folder: Path, **keys: Any) -> Any:
@@ -324,7 +324,7 @@ def test_a_failure_counts_once_all_of_it_was_injected() -> None:
 
 def test_a_run_without_all_its_failures_is_idle() -> None:
     verdict = Verdict("run", "1", "reference", (Finding("exactly-once", VALID_STATUS, "kept"),))
-    found = Run(fired=[["kill", "backward"]], digests="a")
+    found = TrainedRun(fired=[["kill", "backward"]], digests="a")
     assert training_study._outcome(found, verdict, "a", 2) == (
         "idle",
         "1 of 2 failures were injected",
@@ -338,7 +338,7 @@ def test_the_search_for_a_planted_bug_goes_on_behind_what_is_not_its_doing(
 ) -> None:
     study = made.open(StudyContext(StudyConfig(made.keys()), tmp_path))
     outcomes = iter(("idle", "unknown", "left", "hung", "valid", "differs"))
-    monkeypatch.setattr(Bench, "play", lambda *given: Run(next(outcomes)))
+    monkeypatch.setattr(Bench, "play", lambda *given: TrainedRun(next(outcomes)))
     trial = next(trial for trial in study.plan() if trial.facts["arm"] == "planted")
     assert study.run(trial) == {"found": True, "runs": 6, "by": ""}
 
@@ -408,11 +408,11 @@ def test_a_bug_of_the_replicas_is_searched_with_replicas_and_any_other_without(
 ) -> None:
     played: dict[str, list[tuple[int, int]]] = {}
 
-    def play(bench: Bench, keys: Keys, reference: Keys, hash_seed: str = "") -> Run:
+    def play(bench: Bench, keys: Keys, reference: Keys, hash_seed: str = "") -> TrainedRun:
         played.setdefault(bench._bug, []).append(
             (keys["elastic"]["replicas"], reference["elastic"]["replicas"])
         )
-        return Run()
+        return TrainedRun()
 
     monkeypatch.setattr(Bench, "play", play)
     study = elastic.STUDY.open(StudyContext(StudyConfig(Elastic(trials=1)), tmp_path))

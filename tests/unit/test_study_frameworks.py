@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.audit.components import Finding
+from ecrl_cli.audit.components import ArmFinding
 from ecrl_cli.audit.verdict import AuditVerdict
 from ecrl_cli.config.studies import JOBS, Frameworks
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Record, StudyContext, Trial, TrialResults
 from ecrl_cli.studies.frameworks.jobs import PLACES, component
 from ecrl_cli.studies.frameworks.recipes import RECIPES, Recipe, jobs_dir
 from ecrl_cli.studies.frameworks.study import NO_PLACE, STUDY, catalogue
@@ -71,8 +71,8 @@ def test_the_recipes_are_of_jobs_and_switches_that_there_are() -> None:
 )
 def test_the_diagnosis_is_one_word(promise: str, evidence: tuple[str, ...], blamed: str) -> None:
     other, first = (
-        Finding("same end", "broken", "said last"),
-        Finding(promise, "broken", "said first", evidence=evidence),
+        ArmFinding("same end", "broken", "said last"),
+        ArmFinding(promise, "broken", "said first", evidence=evidence),
     )
     assert component(AuditVerdict("invalid", "said first", (other, first), (), (), ())) == blamed
     assert component(AuditVerdict("valid", "said first", (), (), (), ())) == ""
@@ -93,7 +93,7 @@ def test_an_exact_recipe_that_was_killed_nowhere_passes_no_gate() -> None:
             for name, both in verdicts.items()
             for place, verdict in enumerate(both)
         ]
-        made = Results(StudyContext(StudyConfig(Frameworks(planted=False)), Path()), records)
+        made = TrialResults(StudyContext(StudyConfig(Frameworks(planted=False)), Path()), records)
         return {
             gate.name: (gate.passed, gate.message) for rule in STUDY.gates for gate in rule(made)
         }
@@ -124,7 +124,7 @@ def test_as_many_healthy_jobs_as_asked_for_are_drawn_and_one_that_is_not_valid_f
         return {
             gate.name: gate.passed
             for rule in STUDY.gates
-            for gate in rule(Results(context, tuple(records)))
+            for gate in rule(TrialResults(context, tuple(records)))
             if gate.name == "random"
         }
 

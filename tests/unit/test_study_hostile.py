@@ -23,7 +23,7 @@ from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.safe_read import read_whole
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.pickles import payloads
@@ -163,7 +163,7 @@ def test_memory_that_a_look_takes_is_seen(
     monkeypatch.setattr(
         readers,
         "read_input",
-        lambda hostile, fixture: readers.Seen("detected", str(len(bytearray(100 * 2**20)))),
+        lambda hostile, fixture: readers.ReadOutcome("detected", str(len(bytearray(100 * 2**20)))),
     )
     with template.fixture() as fixture:
         found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
@@ -247,7 +247,7 @@ def test_text_that_only_looks_deep_is_read() -> None:
 
 def findings(records: list[Record], whole: bool) -> Findings:
     return STUDY.conclude(
-        Results(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records)
+        TrialResults(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records)
     )
 
 

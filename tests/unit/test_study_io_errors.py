@@ -18,7 +18,7 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.storage.fault_injecting_fs import Fault
 from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, Results, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial, TrialResults
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, StoreSetup
 from ecrl_cli.studies.io_errors.study import ENOUGH, STUDY, syncs_of_a_save
@@ -127,7 +127,7 @@ GOOD = [
 
 
 def findings(kept: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(IoErrors()), Path()), kept))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(IoErrors()), Path()), kept))
 
 
 def failed(kept: list[Record]) -> list[str]:

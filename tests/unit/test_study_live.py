@@ -24,7 +24,7 @@ from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, Rank
 from ecrl_cli.records.survivor_records import LostSamples, RedoneStep
 from ecrl_cli.records.survivor_records import SurvivorReport as Spoken
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.training import live_invariants, training_study
 from ecrl_cli.studies.training.live import PLANTED, STUDY, TARGET, LiveRunSpec, of_facts, present
 from ecrl_cli.studies.training.live_invariants import AttemptHistory, FaultEffect, RunHistory
@@ -35,7 +35,7 @@ RUN_SPEC = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
 def findings(config: LiveRecovery, found: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(config), Path()), found))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(config), Path()), found))
 
 
 def study_of(folder: Path, **keys: Any) -> Any:

@@ -25,7 +25,7 @@ from ecrl_cli.records.layout import StudyLayout
 from ecrl_cli.records.survivor_records import LOST, REPEATED
 from ecrl_cli.replication.mini_batch import long_run
 from ecrl_cli.replication.mini_batch.cells import (
-    Cell,
+    ScenarioTrial,
     corrections,
     left_out,
     planned,
@@ -33,7 +33,7 @@ from ecrl_cli.replication.mini_batch.cells import (
     try_scenario,
 )
 from ecrl_cli.replication.mini_batch.claims import claims
-from ecrl_cli.replication.mini_batch.counts import Counts, MiniBatch, measured, predicted_s
+from ecrl_cli.replication.mini_batch.counts import MiniBatch, MiniBatchCounts, measured, predicted_s
 from ecrl_cli.replication.mini_batch.findings import due, findings
 from ecrl_cli.replication.mini_batch.long_run import struck
 from ecrl_cli.replication.mini_batch.samples import samples_of
@@ -41,12 +41,12 @@ from ecrl_cli.replication.mini_batch.simulated_run import (
     EXACT,
     RECOVER,
     Corrections,
-    Failure,
+    SimulatedFailure,
     SimulatedRun,
 )
 from ecrl_cli.replication.mini_batch.simulated_trainer import (
-    Checkpoints,
     Pass,
+    SimulatedCheckpoints,
     State,
     Trainee,
     Workers,
@@ -88,7 +88,7 @@ def sim(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimulatedRun
     size = SMOKE[request.param]
     trainer = Trainee(size, SEED)
     workers = Workers(trainer, samples_of(CONFIG, request.param, size, SEED))
-    made = SimulatedRun(trainer, workers, Checkpoints(tmp_path / "checkpoints", trainer))
+    made = SimulatedRun(trainer, workers, SimulatedCheckpoints(tmp_path / "checkpoints", trainer))
     made.run_to(FAILING - 1)
     yield made
     made.checkpoints.close()
@@ -181,7 +181,7 @@ def test_exact_recoveries_end_where_the_run_without_a_failure_ends_and_the_other
     sim: SimulatedRun, name: str, percent: int
 ) -> None:
     digest, _ = without_failure(sim)
-    RECOVER[name](sim, Failure(FAILING, percent, (1, 3)))
+    RECOVER[name](sim, SimulatedFailure(FAILING, percent, (1, 3)))
     exact = name in EXACT or (name == "half_updated_rollback" and percent == 0)
     assert (sim.trainee.digest() == digest) is exact
     assert sim.done == FAILING and sim.kept
@@ -194,7 +194,7 @@ def test_a_rollback_that_leaves_the_buffers_is_not_exact_even_in_forward(sim: Si
     """Contradiction C-36: forward is not read-only where there is BatchNorm."""
     digest, _ = without_failure(sim)
     sim.corrections = Corrections(buffers=False)
-    RECOVER["half_updated_rollback"](sim, Failure(FAILING, 0))
+    RECOVER["half_updated_rollback"](sim, SimulatedFailure(FAILING, 0))
     assert (sim.trainee.digest() == digest) is not bool(sim.trainee.buffers)
 
 
@@ -213,7 +213,7 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(
     sim.trainee.put_buffers(passes[1].buffers)
     expected = sim.trainee.digest()
     sim.trainee.restore(before)
-    RECOVER["lossy_forward"](sim, Failure(FAILING, 25, (1, 3)))
+    RECOVER["lossy_forward"](sim, SimulatedFailure(FAILING, 25, (1, 3)))
     assert sim.trainee.digest() == expected
     (line,) = sim.lost_samples
     dead = [int(each) for worker in (0, 2) for each in sim.samples.ids(FAILING, worker)]
@@ -222,7 +222,7 @@ def test_survivors_average_among_themselves_and_lose_the_dead_ones_samples(
     sim.trainee.restore(before)
     sim.undo_after(FAILING - 1)
     sim.corrections = Corrections(division=False)
-    RECOVER["lossy_forward"](sim, Failure(FAILING, 25, (1, 3)))
+    RECOVER["lossy_forward"](sim, SimulatedFailure(FAILING, 25, (1, 3)))
     assert sim.trainee.digest() != expected
 
 
@@ -236,7 +236,7 @@ def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(sim: SimulatedRun
         sim.trainee.restore(before)
         sim.undo_after(FAILING - 1)
         sim.lost_samples.clear()
-        RECOVER[name](sim, Failure(FAILING, 75))
+        RECOVER[name](sim, SimulatedFailure(FAILING, 75))
         (line,) = sim.lost_samples
         assert (line.effect, list(line.layers), line.samples) == (
             effect,
@@ -247,7 +247,7 @@ def test_what_a_rollback_repeats_and_a_skip_loses_is_on_record(sim: SimulatedRun
 
 def test_who_restarts_replays_from_the_beginning_of_the_epoch(sim: SimulatedRun) -> None:
     sim.steps_s.clear()
-    RECOVER["checkpoint_restart"](sim, Failure(FAILING, 25))
+    RECOVER["checkpoint_restart"](sim, SimulatedFailure(FAILING, 25))
     assert len(sim.steps_s) == FAILING and len(sim.checkpoints.loading_s) == 1
 
 
@@ -257,7 +257,7 @@ def test_a_failure_in_backward_always_comes_between_two_gradients(
 ) -> None:
     """One percent of ten tensors is none, 99 are all: neither would be a failure in backward."""
     digest, _ = without_failure(sim)
-    RECOVER["half_updated_rollback"](sim, Failure(FAILING, percent))
+    RECOVER["half_updated_rollback"](sim, SimulatedFailure(FAILING, percent))
     assert sim.trainee.digest() != digest and 0 < sim.places(percent) < len(sim.workers.order)
     assert sim.places(0) == 0
 
@@ -265,7 +265,7 @@ def test_a_failure_in_backward_always_comes_between_two_gradients(
 def test_the_record_misses_what_a_restart_did_not_replay(
     sim: SimulatedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hasty(sim: SimulatedRun, failure: Failure) -> None:
+    def hasty(sim: SimulatedRun, failure: SimulatedFailure) -> None:
         sim.undo_after(sim.checkpoints.restore() + 1)
         while sim.done < failure.mini_batch:
             sim.step()
@@ -525,11 +525,14 @@ def test_the_study_runs_and_says_everything(ran: tuple[int, Path]) -> None:
     assert [row["replayed"] for row in restarts] == [2, 5]
 
 
-def made(accuracies: list[tuple[float, float]], scale: str = "small") -> Counts:
+def made(accuracies: list[tuple[float, float]], scale: str = "small") -> MiniBatchCounts:
     """By seed: how far immediate rollback and lossy forward end from Baseline, in one cell each."""
 
     def scenario(back: float, forward: float) -> dict[str, Any]:
-        cells = [Cell("half_updated_rollback", 25, 0, ""), Cell("lossy_forward", 25, 2, "")]
+        cells = [
+            ScenarioTrial("half_updated_rollback", 25, 0, ""),
+            ScenarioTrial("lossy_forward", 25, 2, ""),
+        ]
         found = [
             asdict(cell) | {"accuracy": 0.5 + far, "seconds": 1.8}
             for cell, far in zip(cells, (-back, forward), strict=True)
@@ -550,7 +553,7 @@ def made(accuracies: list[tuple[float, float]], scale: str = "small") -> Counts:
         )
         for seed, far in enumerate(accuracies)
     ]
-    return Counts(replace(CONFIG, scale=scale, applications=("nt3",)), records)
+    return MiniBatchCounts(replace(CONFIG, scale=scale, applications=("nt3",)), records)
 
 
 @pytest.mark.parametrize(
@@ -583,7 +586,10 @@ def test_what_failed_in_forward_or_with_a_correction_turned_round_says_nothing_o
     counts = made([(0.03, 0.01), (0.04, 0.01)])
     before = claims(counts).rows
     for record in counts.records:
-        for cell in (Cell("half_updated_rollback", 0, 0, ""), Cell("lossy_forward", 25, 2, "mask")):
+        for cell in (
+            ScenarioTrial("half_updated_rollback", 0, 0, ""),
+            ScenarioTrial("lossy_forward", 25, 2, "mask"),
+        ):
             record.found["scenarios"][0]["cells"].append(
                 asdict(cell) | {"accuracy": 0.0, "seconds": 9.0}
             )
@@ -624,7 +630,7 @@ def test_the_measured_parts_are_plain_numbers(ran: tuple[int, Path]) -> None:
     )
 
 
-def cell(records: list[Record], wanted: Cell) -> dict[str, Any]:
+def cell(records: list[Record], wanted: ScenarioTrial) -> dict[str, Any]:
     """The first one of ResNet-50."""
     cells = next(
         r.found["scenarios"][0]["cells"]
@@ -634,7 +640,7 @@ def cell(records: list[Record], wanted: Cell) -> dict[str, Any]:
     return next(
         c
         for c in cells
-        if Cell(c["strategy"], c["percent"], c["survivors"], c["flipped"]) == wanted
+        if ScenarioTrial(c["strategy"], c["percent"], c["survivors"], c["flipped"]) == wanted
     )
 
 
@@ -647,7 +653,7 @@ def baseline(records: list[Record]) -> str:
     return str(found["baseline"]["digest"])
 
 
-def _put(wanted: Cell, **values: Any) -> Callable[[list[Record]], None]:
+def _put(wanted: ScenarioTrial, **values: Any) -> Callable[[list[Record]], None]:
     return lambda records: cell(records, wanted).update(values)
 
 
@@ -661,11 +667,14 @@ def _long(**values: Any) -> Callable[[list[Record]], None]:
     return put
 
 
-def _as_baseline(wanted: Cell) -> Callable[[list[Record]], None]:
+def _as_baseline(wanted: ScenarioTrial) -> Callable[[list[Record]], None]:
     return lambda records: cell(records, wanted).update(digest=baseline(records))
 
 
-ROLLBACK, FORWARD = Cell("half_updated_rollback", 25), Cell("lossy_forward", 25, 2)
+ROLLBACK, FORWARD = (
+    ScenarioTrial("half_updated_rollback", 25),
+    ScenarioTrial("lossy_forward", 25, 2),
+)
 
 
 @pytest.mark.parametrize(
@@ -675,13 +684,13 @@ ROLLBACK, FORWARD = Cell("half_updated_rollback", 25), Cell("lossy_forward", 25,
         ("casualties", _put(FORWARD, contributed=[4, 3])),
         ("masked", _put(ROLLBACK, kept=False)),
         ("zero gradients", _put(replace(ROLLBACK, flipped="mask"), kept=True)),
-        ("exact", _put(Cell("consistent_rollback", 25), digest="0")),
-        ("exact", _put(Cell("checkpoint_restart", 75), digest="0")),
+        ("exact", _put(ScenarioTrial("consistent_rollback", 25), digest="0")),
+        ("exact", _put(ScenarioTrial("checkpoint_restart", 75), digest="0")),
         ("inexact", _as_baseline(FORWARD)),
-        ("forward", _put(Cell("half_updated_rollback", 0), digest="0")),
+        ("forward", _put(ScenarioTrial("half_updated_rollback", 0), digest="0")),
         (
             "forward is not read-only",
-            _as_baseline(Cell("half_updated_rollback", 0, flipped="buffers")),
+            _as_baseline(ScenarioTrial("half_updated_rollback", 0, flipped="buffers")),
         ),
         ("ledger", _put(FORWARD, unaccounted=["step 2: 1 samples"])),
         ("ledger, planted", _put(FORWARD, blind=True)),
@@ -736,13 +745,17 @@ def test_the_form_of_made_up_samples_is_told_where_it_is_not_the_published_one(
 
 
 def test_who_contributes_to_what_is_part_of_the_state() -> None:
-    assert due(Cell("checkpoint_restart", 50), 8) == due(Cell("consistent_rollback", 0), 8) == [8]
     assert (
-        due(Cell("half_updated_rollback", 50), 8),
-        due(Cell("half_updated_rollback", 0), 8),
+        due(ScenarioTrial("checkpoint_restart", 50), 8)
+        == due(ScenarioTrial("consistent_rollback", 0), 8)
+        == [8]
+    )
+    assert (
+        due(ScenarioTrial("half_updated_rollback", 50), 8),
+        due(ScenarioTrial("half_updated_rollback", 0), 8),
     ) == ([8, 8], [8])
     assert (
-        due(Cell("lossy_forward", 50, 3), 8),
-        due(Cell("lossy_forward", 0, 3), 8),
-        due(Cell("skip", 50), 8),
+        due(ScenarioTrial("lossy_forward", 50, 3), 8),
+        due(ScenarioTrial("lossy_forward", 0, 3), 8),
+        due(ScenarioTrial("skip", 50), 8),
     ) == ([8, 3], [3], [8])

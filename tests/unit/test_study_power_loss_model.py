@@ -20,12 +20,12 @@ from ecrl_cli.storage.fs import CREATE, Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
-from ecrl_cli.studies.power_loss.model_disk import MODELS, Disk, Forest
-from ecrl_cli.studies.power_loss.model_invariants import Recovered, RecoveryOracle, outcome
+from ecrl_cli.studies.power_loss.model_disk import MODELS, Forest, ModelDisk
+from ecrl_cli.studies.power_loss.model_invariants import RecoveredState, RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial
 from ecrl_cli.studies.power_loss.study import STUDY
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, WorkloadRun, played
@@ -36,7 +36,7 @@ NAMES_ONLY = WriteMode(sync_files=False)
 def after(fs: ModelFs, start: dict[int, Any], model: str, limit: int = 10_000) -> list[Any]:
     """Every tree that may be left after all that `fs` was told."""
     forest = Forest()
-    disk = Disk(forest, start, model, limit, random.Random(0))
+    disk = ModelDisk(forest, start, model, limit, random.Random(0))
     for op in fs.log:
         disk.take(op)
     return [forest.tree(number) for number in disk.states().numbers]
@@ -107,7 +107,8 @@ def test_each_fault_model_allows_what_the_milder_one_does() -> None:
     for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync"):
         workload_run, forest = played("one", WorkloadRun(mode, False, 1)), Forest()
         disks = [
-            Disk(forest, workload_run.start, model, 100_000, random.Random(0)) for model in MODELS
+            ModelDisk(forest, workload_run.start, model, 100_000, random.Random(0))
+            for model in MODELS
         ]
         for op in workload_run.fs.log[: 14 if mode == "unsafe" else None]:
             for disk in disks:
@@ -120,7 +121,7 @@ def test_a_sample_says_that_it_is_one_and_holds_the_extremes() -> None:
     fs, start = on({})
     for name in "abcdefghijklmn":
         write_new(fs, RUN / name, name.encode(), NAMES_ONLY)
-    disk = Disk(Forest(), start, "X", 200, random.Random(0))
+    disk = ModelDisk(Forest(), start, "X", 200, random.Random(0))
     for op in fs.log:
         disk.take(op)
     states = disk.states()
@@ -136,19 +137,21 @@ def test_a_sample_says_that_it_is_one_and_holds_the_extremes() -> None:
 @pytest.mark.parametrize(
     ("found", "acked", "begun", "expected"),
     [
-        (Recovered(2), 1, 2, "new"),
-        (Recovered(1), 1, 2, "previous"),
-        (Recovered(1), 2, 2, "lost_ack"),
-        (Recovered(None), 1, 1, "lost_all"),
-        (Recovered(None), 0, 1, "empty_ok"),
-        (Recovered(None, rejected=(("step_00000001", "hash"),)), 0, 1, "detected"),
-        (Recovered(2, right=False), 1, 2, "silent_wrong"),
-        (Recovered(trouble="untyped"), 0, 0, "untyped"),
-        (Recovered(trouble="detected"), 0, 1, "detected"),
-        (Recovered(trouble="detected"), 1, 2, "lost_all"),
+        (RecoveredState(2), 1, 2, "new"),
+        (RecoveredState(1), 1, 2, "previous"),
+        (RecoveredState(1), 2, 2, "lost_ack"),
+        (RecoveredState(None), 1, 1, "lost_all"),
+        (RecoveredState(None), 0, 1, "empty_ok"),
+        (RecoveredState(None, rejected=(("step_00000001", "hash"),)), 0, 1, "detected"),
+        (RecoveredState(2, right=False), 1, 2, "silent_wrong"),
+        (RecoveredState(trouble="untyped"), 0, 0, "untyped"),
+        (RecoveredState(trouble="detected"), 0, 1, "detected"),
+        (RecoveredState(trouble="detected"), 1, 2, "lost_all"),
     ],
 )
-def test_a_state_is_of_one_class(found: Recovered, acked: int, begun: int, expected: str) -> None:
+def test_a_state_is_of_one_class(
+    found: RecoveredState, acked: int, begun: int, expected: str
+) -> None:
     assert outcome(found, acked, begun) == expected
 
 
@@ -304,7 +307,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 
 def findings(records: list[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(CONFIG), Path()), records))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(CONFIG), Path()), records))
 
 
 def gates(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:

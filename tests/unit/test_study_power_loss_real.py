@@ -25,13 +25,13 @@ from ecrl_cli.linux import prerequisites
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.checkpointers import lacking
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.power_loss import real_arms, real_findings
 from ecrl_cli.studies.power_loss import study as power_loss
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
 from ecrl_cli.studies.power_loss.disk_server import DiskWrite, LoggedDisk, read_log
 from ecrl_cli.studies.power_loss.real_arms import RealArms
-from ecrl_cli.studies.power_loss.real_blocks import PAGE, State, crash_states
+from ecrl_cli.studies.power_loss.real_blocks import PAGE, BlockState, crash_states
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
 from tests.conftest import comes_true
@@ -139,12 +139,12 @@ def test_a_state_writes_what_it_has_and_nothing_else() -> None:
     log = log_of("wW|w")
     assert [
         (write.offset, len(write.data))
-        for write in State(4, 0, (0,), (1, PAGE, 3 * PAGE)).writes(log)
+        for write in BlockState(4, 0, (0,), (1, PAGE, 3 * PAGE)).writes(log)
     ] == [
         (9 * PAGE, 2 * PAGE),
         (24 * PAGE, PAGE),
     ]
-    assert [write.offset for write in State(2, 0).writes(log)] == [0, 8 * PAGE]
+    assert [write.offset for write in BlockState(2, 0).writes(log)] == [0, 8 * PAGE]
 
 
 def test_the_logged_disk_keeps_the_data_and_the_order() -> None:
@@ -303,8 +303,8 @@ GOOD = [
 ]
 
 
-def results_of(records: list[Record]) -> Results:
-    return Results(StudyContext(StudyConfig(PowerLoss()), Path()), records)
+def results_of(records: list[Record]) -> TrialResults:
+    return TrialResults(StudyContext(StudyConfig(PowerLoss()), Path()), records)
 
 
 def findings(records: list[Record]) -> Findings:

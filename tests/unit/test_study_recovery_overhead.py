@@ -41,7 +41,13 @@ from ecrl_cli.replication.overhead.record_index import (
     parts_without,
     recordings,
 )
-from ecrl_cli.replication.overhead.simulate import Failures, JobSpec, simulate, sweep, system_mtbf
+from ecrl_cli.replication.overhead.simulate import (
+    FailureProcess,
+    JobCosts,
+    simulate,
+    sweep,
+    system_mtbf,
+)
 from ecrl_cli.replication.overhead.strategies import (
     BY_NAME,
     JOIN_S,
@@ -109,27 +115,27 @@ def test_without_failures_only_checkpoints_cost() -> None:
     """M to infinity: no overhead but the checkpoints' own; and no strategy that rolls nothing back
     has any.
     """
-    assert expected_wall(JobSpec(100, 2, restart=50), 1000, 1e12) == pytest.approx(1020)
+    assert expected_wall(JobCosts(100, 2, restart=50), 1000, 1e12) == pytest.approx(1020)
     # three intervals and a rest
-    assert expected_wall(JobSpec(300, 2, restart=50), 1000, 1e12) == pytest.approx(1008)
-    assert expected_wall(JobSpec(fatal=0, pause=50, grain=10, debt=5), 1000, 1e12) == pytest.approx(
-        1000
-    )
+    assert expected_wall(JobCosts(300, 2, restart=50), 1000, 1e12) == pytest.approx(1008)
+    assert expected_wall(
+        JobCosts(fatal=0, pause=50, grain=10, debt=5), 1000, 1e12
+    ) == pytest.approx(1000)
 
 
 def test_expected_walls_by_hand() -> None:
     """Daly: M exp(R/M) (exp((tau + delta)/M) - 1) W/tau. Wald: W (1 + tax) exp(P/M) / (1 - (grain/2
     + debt exp(P/M))/M).
     """
-    assert expected_wall(JobSpec(500, 20, restart=80), 5000, 1000) == pytest.approx(
+    assert expected_wall(JobCosts(500, 20, restart=80), 5000, 1000) == pytest.approx(
         1000 * math.exp(0.08) * (math.exp(0.52) - 1) * 10
     )
-    forward = JobSpec(fatal=0, pause=200, grain=100, debt=30, tax=0.1)
+    forward = JobCosts(fatal=0, pause=200, grain=100, debt=30, tax=0.1)
     assert expected_wall(forward, 5000, 1000) == pytest.approx(
         5500 * math.exp(0.2) / (1 - (50 + 30 * math.exp(0.2)) / 1000)
     )
-    assert math.isinf(expected_wall(JobSpec(fatal=0, debt=1001), 5000, 1000)) and math.isinf(
-        expected_wall(JobSpec(1e6, 1), 1e6, 1)
+    assert math.isinf(expected_wall(JobCosts(fatal=0, debt=1001), 5000, 1000)) and math.isinf(
+        expected_wall(JobCosts(1e6, 1), 1e6, 1)
     )
 
 
@@ -137,7 +143,7 @@ def test_expected_walls_by_hand() -> None:
 
 
 @dataclass(frozen=True)
-class Given(Failures):
+class Given(FailureProcess):
     """Failures after these gaps, one after the other; then none."""
 
     times: tuple[float, ...] = ()
@@ -162,7 +168,7 @@ class Half:
 
 
 def wall_of(
-    spec: JobSpec, work: float, *times: float, fatal: Sequence[int] = ()
+    spec: JobCosts, work: float, *times: float, fatal: Sequence[int] = ()
 ) -> tuple[float, float, float]:
     found = simulate(spec, work, Given(1.0, times=times), Half(fatal), 1)  # type: ignore[arg-type]
     return float(found.wall[0, 0]), float(found.failures[0, 0]), float(found.checkpoints[0, 0])
@@ -184,7 +190,7 @@ def test_a_job_that_rolls_back_second_by_second(
     times: tuple[float, ...], wall: float, checkpoints: int
 ) -> None:
     """30 s of work, a checkpoint of 1 s after each 10 s, a restart of 5 s."""
-    assert wall_of(JobSpec(10, 1, restart=5), 30, *times) == pytest.approx(
+    assert wall_of(JobCosts(10, 1, restart=5), 30, *times) == pytest.approx(
         (wall, len(times), checkpoints)
     )
 
@@ -193,7 +199,7 @@ def test_a_job_that_goes_forward_second_by_second() -> None:
     """A pause of 2 s, half of 4 s of work in hand lost and 1 s more; struck while pausing: the
     pause again, and only the second that is due.
     """
-    forward = JobSpec(fatal=0, pause=2, grain=4, debt=1)
+    forward = JobCosts(fatal=0, pause=2, grain=4, debt=1)
     assert wall_of(forward, 30, 12) == pytest.approx((30 + 2 + 3, 1, 1))
     assert wall_of(forward, 30, 12, 1) == pytest.approx((12 + 1 + 2 + 18 + 3 + 1, 2, 1))
     assert wall_of(replace(forward, tax=0.5), 30) == pytest.approx((45, 0, 1))
@@ -203,7 +209,7 @@ def test_what_survivors_lost_is_not_owed_once_a_fatal_failure_has_taken_them_bac
     """20 s of work, a checkpoint each 10 s; the first failure is survived and costs 3 s of work,
     which the second takes with all else, or a checkpoint has kept.
     """
-    mixed = JobSpec(10, 1, restart=5, fatal=0.4, pause=2, debt=3)
+    mixed = JobCosts(10, 1, restart=5, fatal=0.4, pause=2, debt=3)
     assert wall_of(mixed, 20, 14) == pytest.approx((14 + 2 + (7 + 1) + (3 + 1), 1, 3))
     assert wall_of(mixed, 20, 4, 3, fatal=[2]) == pytest.approx((7 + 5 + 22, 2, 2))
     assert wall_of(mixed, 20, 4, 2 + 6 + 1 + 4, fatal=[2]) == pytest.approx(
@@ -231,14 +237,14 @@ def test_workers_together_fail_as_often_as_their_number_says() -> None:
     first = [float(rng.exponential(4e5 * HOUR, 100_000).min()) for _ in range(400)]
     mean = system_mtbf(4e5 * HOUR, 100_000)
     assert mean == 4 * HOUR and np.mean(first) == pytest.approx(mean, rel=0.2)
-    bursts = Failures(100.0, shape=0.7).gaps(rng, 200_000)
+    bursts = FailureProcess(100.0, shape=0.7).gaps(rng, 200_000)
     assert bursts.mean() == pytest.approx(100, rel=0.02) and bursts.std() > 1.3 * bursts.mean()
 
 
 def test_every_interval_sees_the_same_failures() -> None:
-    failures = Failures(HOUR)
+    failures = FailureProcess(HOUR)
     both = sweep(
-        JobSpec(checkpoint=5, restart=60),
+        JobCosts(checkpoint=5, restart=60),
         (300.0, 900.0),
         100 * HOUR,
         failures,
@@ -246,7 +252,7 @@ def test_every_interval_sees_the_same_failures() -> None:
         8,
     )
     alone = simulate(
-        JobSpec(900.0, 5, restart=60), 100 * HOUR, failures, np.random.default_rng(1), 8
+        JobCosts(900.0, 5, restart=60), 100 * HOUR, failures, np.random.default_rng(1), 8
     )
     assert (both.wall[1] == alone.wall[0]).all() and (both.wall[0] != both.wall[1]).all()
 
@@ -261,7 +267,11 @@ def test_the_best_interval_may_lie_between_those_tried() -> None:
 
 def test_the_search_finds_the_best_interval() -> None:
     found = search(
-        JobSpec(checkpoint=60, restart=300), Failures(2 * HOUR), 100, 48, np.random.default_rng(5)
+        JobCosts(checkpoint=60, restart=300),
+        FailureProcess(2 * HOUR),
+        100,
+        48,
+        np.random.default_rng(5),
     )
     assert found is not None and found.simulated == pytest.approx(found.exact, rel=0.1)
     assert found.low < found.exact < found.high < 2 * found.low
@@ -272,7 +282,13 @@ def test_the_search_finds_the_best_interval() -> None:
     )
     # no restart ever ends
     assert (
-        search(JobSpec(checkpoint=1, restart=1000), Failures(10.0), 5, 3, np.random.default_rng(5))
+        search(
+            JobCosts(checkpoint=1, restart=1000),
+            FailureProcess(10.0),
+            5,
+            3,
+            np.random.default_rng(5),
+        )
         is None
     )
 
@@ -323,12 +339,12 @@ def test_half_an_interval_is_expected_and_jobs_have_the_parameters_of_their_stra
     assert (loss.since + loss.share) * PARTS.mini_batch == 100
     scenario = FailureScenario(8, spare_share=0.25)
     made = job_spec(BY_NAME["checkpoint_restart, every epoch"], PARTS, scenario, HOUR, 0.0)
-    assert made == JobSpec(200, 5, restart=41, fatal=1)
+    assert made == JobCosts(200, 5, restart=41, fatal=1)
     assert job_spec(BY_NAME["checkpoint_restart"], PARTS, scenario, HOUR, 0.5) == replace(
         made, interval=daly(5, HOUR)
     )
     lossy = job_spec(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.0)
-    assert lossy == JobSpec(fatal=0, pause=5.5, debt=0.25 + 5)
+    assert lossy == JobCosts(fatal=0, pause=5.5, debt=0.25 + 5)
     assert job_spec(BY_NAME["lossy_forward"], PARTS, scenario, HOUR, 0.5) == replace(
         lossy, fatal=0.5, interval=daly(5, 2 * HOUR), checkpoint=5, restart=41
     )

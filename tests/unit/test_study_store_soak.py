@@ -15,14 +15,14 @@ import pytest
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.model import Model
-from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
+from ecrl_cli.studies.store_soak.model_run import SoakSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
 from ecrl_cli.studies.store_soak.study import STUDY
 
-STRICT = StoreSetup("atomic_dirsync", "group")
+STRICT = SoakSetup("atomic_dirsync", "group")
 
 
 def model(durable: bool = True) -> Model:
@@ -102,7 +102,7 @@ def test_half_a_checkpoint_is_excused_by_damage_and_by_a_loss_of_power_alone() -
 def test_a_sound_store_agrees_and_everything_befalls_it() -> None:
     met: dict[str, int] = {}
     for number, cell in enumerate(
-        (STRICT, StoreSetup("unsafe", "single"), StoreSetup("atomic_nodirsync", "group"))
+        (STRICT, SoakSetup("unsafe", "single"), SoakSetup("atomic_nodirsync", "group"))
     ):
         played = play(program(random.Random(number), 60), cell)
         assert (played.at, played.wrong) == (-1, "")
@@ -130,9 +130,9 @@ def test_a_program_plays_the_same_way_again_also_when_it_has_been_on_record() ->
         decoded([{"do": "save", "foo": 1}])
 
 
-def broken(name: str) -> StoreSetup:
+def broken(name: str) -> SoakSetup:
     bug = next(planted for planted in STORE_MUTANTS if planted.name == name)
-    return StoreSetup(bug.mode, bug.layout, name)
+    return SoakSetup(bug.mode, bug.layout, name)
 
 
 def test_what_was_taken_away_does_not_come_back_with_a_loss_of_power() -> None:
@@ -150,7 +150,7 @@ def test_what_was_taken_away_does_not_come_back_with_a_loss_of_power() -> None:
         assert (
             play(
                 [*damaged, Op("restart", "X", at, detail="all", number=4)],
-                StoreSetup("atomic_dirsync", "group"),
+                SoakSetup("atomic_dirsync", "group"),
             ).wrong
             == ""
         )
@@ -224,7 +224,7 @@ def records(tmp_path: Path) -> list[Record]:
 
 
 def findings(kept: Sequence[Record]) -> Findings:
-    return STUDY.conclude(Results(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
+    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
 
 
 def failed(kept: Sequence[Record]) -> dict[str, str]:

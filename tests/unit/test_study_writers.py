@@ -14,17 +14,17 @@ import pytest
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Results, StudyContext
+from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, mutants, races
-from ecrl_cli.studies.writers.store_fixture import History
+from ecrl_cli.studies.writers.store_fixture import CommittedStore
 from ecrl_cli.studies.writers.study import STUDY
 
 SMALL = Writers(races=2, every=60, lies=1, saves=3, planted=False)
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> History:
-    return History(tmp_path / "history", 1)
+def history(tmp_path: Path) -> CommittedStore:
+    return CommittedStore(tmp_path / "history", 1)
 
 
 def study_at(folder: Path, **changes: Any) -> Any:
@@ -79,7 +79,7 @@ def test_the_published_number_of_trials_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", range(38, 42))
 @pytest.mark.parametrize("newer", ["same", "other"])
 def test_a_late_writer_removes_nothing_of_the_newer_one(
-    history: History, tmp_path: Path, newer: str, at: int
+    history: CommittedStore, tmp_path: Path, newer: str, at: int
 ) -> None:
     """Around the renames of the single file, and in place under unsafe: both deleted the newer
     writer's checkpoint once.
@@ -94,7 +94,7 @@ def test_a_late_writer_removes_nothing_of_the_newer_one(
 
 
 def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a_conflict(
-    history: History, tmp_path: Path
+    history: CommittedStore, tmp_path: Path
 ) -> None:
     calls = fencing.calls_of(history, 1, tmp_path, "atomic_dirsync", "group")
     at = calls.index("rename")
@@ -111,7 +111,7 @@ def test_the_same_state_published_twice_is_one_checkpoint_and_another_state_is_a
     ids=lambda bug: bug.name,
 )
 def test_a_planted_bug_is_found(
-    history: History, tmp_path: Path, bug: mutants.WriterMutant
+    history: CommittedStore, tmp_path: Path, bug: mutants.WriterMutant
 ) -> None:
     found = mutants.run(bug.name, history, 1, tmp_path / "t")
     assert 0 < found["shown"] <= found["tried"]
@@ -127,7 +127,7 @@ def test_a_planted_bug_is_found(
     ],
 )
 def test_a_planted_bug_of_the_fence_is_found(
-    history: History, tmp_path: Path, bug: str, at: int
+    history: CommittedStore, tmp_path: Path, bug: str, at: int
 ) -> None:
     """The study sweeps over all calls of a save; here those around one of them."""
     wanted = next(one for one in mutants.WRITER_MUTANTS if one.name == bug)
@@ -167,7 +167,7 @@ def test_clocks_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["absent", "stale"])
 def test_a_recovery_that_is_told_once_that_a_file_is_not_there_looks_again(
-    history: History, tmp_path: Path, fault: str
+    history: CommittedStore, tmp_path: Path, fault: str
 ) -> None:
     for at in (1, 2, 4, 7):
         facts = {"layout": "group", "phase": "recovery", "fault": fault, "at": at}
@@ -175,7 +175,7 @@ def test_a_recovery_that_is_told_once_that_a_file_is_not_there_looks_again(
 
 
 def test_a_reader_is_not_misled_by_a_writer_that_retires_what_it_has_listed(
-    history: History, tmp_path: Path
+    history: CommittedStore, tmp_path: Path
 ) -> None:
     for at in (1, 3, 5):
         found = fencing.run_reader(
@@ -214,7 +214,7 @@ def test_every_module_that_decides_is_there_and_looks_at_no_clock(module: str) -
 
 def findings(records: list[Record]) -> Findings:
     return STUDY.conclude(
-        Results(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records)
+        TrialResults(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records)
     )
 
 

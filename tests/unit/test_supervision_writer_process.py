@@ -21,7 +21,7 @@ from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.supervision.launch import writer_process as under_test
-from ecrl_cli.supervision.launch.writer_process import Writer
+from ecrl_cli.supervision.launch.writer_process import WriterProcess
 from tests.contract.standin import PYTHONPATH
 
 
@@ -32,16 +32,16 @@ def stop() -> Iterator[StopSignals]:
 
 
 @pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriterProcess]:
     monkeypatch.setattr(under_test, "WRITER", "tests.contract.standin_writer")
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    made = Writer(RunLayout(tmp_path.resolve()))
+    made = WriterProcess(RunLayout(tmp_path.resolve()))
     yield made
     made.close()
 
 
 def test_a_writer_that_has_finished_stays_for_the_next_attempt(
-    writer: Writer, stop: StopSignals, tmp_path: Path
+    writer: WriterProcess, stop: StopSignals, tmp_path: Path
 ) -> None:
     writer.start()
     (first,) = writer.pids
@@ -52,7 +52,7 @@ def test_a_writer_that_has_finished_stays_for_the_next_attempt(
 
 
 def test_a_writer_that_does_not_finish_in_time_is_fenced(
-    writer: Writer, stop: StopSignals, tmp_path: Path
+    writer: WriterProcess, stop: StopSignals, tmp_path: Path
 ) -> None:
     (tmp_path / "hang").touch()
     writer.start()
@@ -63,7 +63,7 @@ def test_a_writer_that_does_not_finish_in_time_is_fenced(
 
 
 def test_another_stop_signal_ends_the_waiting(
-    writer: Writer, stop: StopSignals, tmp_path: Path
+    writer: WriterProcess, stop: StopSignals, tmp_path: Path
 ) -> None:
     (tmp_path / "hang").touch()
     os.kill(os.getpid(), signal.SIGINT)
@@ -78,7 +78,7 @@ def test_another_stop_signal_ends_the_waiting(
     assert writer.pids == ()
 
 
-def test_a_writer_that_dies_is_replaced_but_not_for_ever(writer: Writer) -> None:
+def test_a_writer_that_dies_is_replaced_but_not_for_ever(writer: WriterProcess) -> None:
     writer.start()
     seen = set(writer.pids)
     assert not writer.check()
@@ -97,14 +97,14 @@ def test_a_writer_that_dies_is_replaced_but_not_for_ever(writer: Writer) -> None
     assert len(writer.pids) == 1
 
 
-def test_a_dead_writer_is_not_waited_for(writer: Writer, stop: StopSignals) -> None:
+def test_a_dead_writer_is_not_waited_for(writer: WriterProcess, stop: StopSignals) -> None:
     writer.start()
     processes.kill(*writer.watched())
     writer.drain(3600.0, stop)
     assert writer.pids == ()
 
 
-def test_closing_leaves_neither_process_nor_socket(writer: Writer, tmp_path: Path) -> None:
+def test_closing_leaves_neither_process_nor_socket(writer: WriterProcess, tmp_path: Path) -> None:
     writer.start()
     (pid,) = writer.pids
     writer.close()
@@ -113,7 +113,7 @@ def test_closing_leaves_neither_process_nor_socket(writer: Writer, tmp_path: Pat
 
 
 def test_a_writer_that_does_not_die_is_not_waited_for_for_ever(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch
+    writer: WriterProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does that sits in the kernel: the store is fenced against it."""
     writer.start()

@@ -22,7 +22,7 @@ from torch import nn
 from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import OptimizerConfig
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.models.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training import replicas
 from ecrl_cli.training.control_client import HeartbeatWriter
@@ -75,10 +75,10 @@ def model_of(dropout: float = 0.5) -> Odd:
     return Odd(dropout)
 
 
-def batch_of(size: int = V * MICRO) -> Batch:
+def batch_of(size: int = V * MICRO) -> SampleBatch:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(size, 5, generator=generator)
-    return Batch(x, torch.randint(0, 2, (size,), generator=generator), np.arange(size), "")
+    return SampleBatch(x, torch.randint(0, 2, (size,), generator=generator), np.arange(size), "")
 
 
 def learner_of(
@@ -103,7 +103,7 @@ def learner_of(
 
 
 def by_hand(
-    model: Odd, batch: Batch, step: int
+    model: Odd, batch: SampleBatch, step: int
 ) -> list[tuple[float, list[torch.Tensor | None], torch.Tensor]]:
     """Loss, gradients and running mean of each replica, from the same beginning, with its own
     streams.
@@ -171,7 +171,7 @@ def test_what_a_replica_gives_does_not_depend_on_what_was_computed_before() -> N
         model = model_of()
         kept: list[tuple[float, ...]] = []
         whole = batch_of()
-        batch = Batch(
+        batch = SampleBatch(
             whole.x[part.start * MICRO :],
             whole.y[part.start * MICRO :],
             whole.ids[part.start * MICRO :],

@@ -14,7 +14,7 @@ from torch import nn
 
 from ecrl_cli.config.schema import OptimizerConfig, RunConfig
 from ecrl_cli.config.tasks import TASKS, TaskKind
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models.optimization import autocast, build_scaler, build_scheduler
 from ecrl_cli.training.control_client import HeartbeatWriter
@@ -73,9 +73,9 @@ def replicas(
     )
 
 
-def batch() -> Batch:
+def batch() -> SampleBatch:
     generator = torch.Generator().manual_seed(2)
-    return Batch(
+    return SampleBatch(
         torch.randn(4, 3, generator=generator),
         torch.randn(4, 2, generator=generator),
         np.arange(4),
@@ -124,10 +124,10 @@ def test_with_fp16_it_sees_unscaled_gradients_and_is_left_out_where_one_overflow
     with torch.no_grad():
         model.weight.mul_(0.01)
         model.bias.mul_(0.01)
-    step.run(Batch(batch().x * 0.01, batch().y * 0.01, batch().ids, ""), 1)
+    step.run(SampleBatch(batch().x * 0.01, batch().y * 0.01, batch().ids, ""), 1)
     assert len(largest) == 1 and 0 < largest[0] < 1  # the scale is 65536
     weights, scale = model.weight.detach().clone(), step.scaler.get_scale()
-    step.run(Batch(batch().x * 1000, batch().y, batch().ids, ""), 2)
+    step.run(SampleBatch(batch().x * 1000, batch().y, batch().ids, ""), 2)
     assert (
         len(largest) == 1 and torch.equal(model.weight, weights) and step.scaler.get_scale() < scale
     )

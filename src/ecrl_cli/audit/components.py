@@ -65,7 +65,7 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class ArmFinding:
     """One promise of one arm. `step`: where it first broke, or None."""
 
     promise: str

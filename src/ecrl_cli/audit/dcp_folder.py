@@ -38,7 +38,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DcpEntry:
     """One entry: a tensor of `dtype` and `shape`, or bytes (`dtype` empty, one chunk). `path`: the
     keys that lead to it in the saved state.
     """
@@ -57,7 +57,7 @@ def is_dcp_folder(folder: Path) -> bool:
     )
 
 
-def entries_of(folder: Path) -> list[Entry]:
+def entries_of(folder: Path) -> list[DcpEntry]:
     """Every entry that the folder's metadata names. ValueError for what is none of DCP."""
     value = read_pickle(read_whole(folder / METADATA, MAX_METADATA))
     try:
@@ -109,7 +109,7 @@ def chunk_bytes(folder: Path, chunk: Chunk) -> bytes:
         return read(0, chunk.length)
 
 
-def tensor_bytes(folder: Path, entry: Entry) -> Iterator[bytes]:
+def tensor_bytes(folder: Path, entry: DcpEntry) -> Iterator[bytes]:
     """The content of a whole tensor in order, in pieces, from its parts."""
     if len(entry.chunks) == 1:
         with chunk_file(folder, entry.chunks[0]) as file:
@@ -130,7 +130,7 @@ def tensor_bytes(folder: Path, entry: Entry) -> Iterator[bytes]:
     yield whole.tobytes()
 
 
-def _tensor(file: TorchSaveFile, entry: Entry, chunk: Chunk) -> Tensor:
+def _tensor(file: TorchSaveFile, entry: DcpEntry, chunk: Chunk) -> Tensor:
     tensor = file.value
     if not isinstance(tensor, Tensor) or (tensor.dtype, tensor.shape) != (entry.dtype, chunk.sizes):
         raise ValueError(f"{entry.name[:80]!r} is not what the metadata says")
@@ -159,12 +159,12 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return numbers
 
 
-def _entry(name: Any, value: Any, path: Any, places: dict[Any, dict[str, Any]]) -> Entry:
+def _entry(name: Any, value: Any, path: Any, places: dict[Any, dict[str, Any]]) -> DcpEntry:
     if not isinstance(name, str) or not all(type(part) in (str, int) for part in path):
         raise ValueError("an entry without a name")
     fields = _fields(value)
     if "chunks" not in fields:
-        return Entry(name, path, "", (), (_chunk((), (), places[name, None]),))
+        return DcpEntry(name, path, "", (), (_chunk((), (), places[name, None]),))
     shape, properties = _numbers(fields["size"]), fields["properties"].state
     dtype = properties[0] if isinstance(properties, tuple) else dict(properties)["dtype"]
     if not isinstance(dtype, Named):
@@ -181,7 +181,7 @@ def _entry(name: Any, value: Any, path: Any, places: dict[Any, dict[str, Any]]) 
         )
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"the parts of {name[:80]!r} are not the whole")
-    return Entry(name, path, dtype.name.rpartition(" ")[2], shape, tuple(chunks))
+    return DcpEntry(name, path, dtype.name.rpartition(" ")[2], shape, tuple(chunks))
 
 
 def _chunk(offsets: tuple[int, ...], sizes: tuple[int, ...], place: dict[str, Any]) -> Chunk:

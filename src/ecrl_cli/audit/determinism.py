@@ -16,7 +16,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     NOT_CHECKED,
     UNKNOWN,
-    Finding,
+    ArmFinding,
     Judged,
     compare,
     unseeded,
@@ -48,7 +48,7 @@ class Determinism:
     `spread`: how far their losses are apart at most.
     """
 
-    finding: Finding | None
+    finding: ArmFinding | None
     apart: Mapping[str, int] = field(default_factory=dict)
     spread: float | None = None
 
@@ -102,7 +102,7 @@ def _finding(
     runs: list[tuple[str, Path]],
     apart: tuple[int, str, str] | None,
     left_out: frozenset[str],
-) -> Finding:
+) -> ArmFinding:
     promise = "deterministic"
     if apart is not None:
         step, component, name = apart
@@ -115,7 +115,7 @@ def _finding(
             f"{whose} differ from step {step} on, first in {component}: the effect of a failure"
             " cannot be told from that"
         )
-        return Finding(
+        return ArmFinding(
             promise,
             UNKNOWN,
             said,
@@ -128,12 +128,12 @@ def _finding(
             said = (
                 f"two undisturbed runs did {first.path.last} and {plural(other.path.last, 'step')}"
             )
-            return Finding(promise, UNKNOWN, said, other.arm.name)
+            return ArmFinding(promise, UNKNOWN, said, other.arm.name)
     evidence = tuple(
         f"the {name} is not seeded alike: it is not compared" for name in sorted(left_out)
     )
     if others:
-        return Finding(
+        return ArmFinding(
             promise,
             KEPT,
             f"{len(others) + 1} undisturbed runs are equal in all"
@@ -146,8 +146,8 @@ def _finding(
             "one undisturbed run was recorded, and what came before the failures equals it in"
             f" {plural(steps, 'step')}"
         )
-        return Finding(promise, KEPT, said, evidence=evidence)
-    return Finding(
+        return ArmFinding(promise, KEPT, said, evidence=evidence)
+    return ArmFinding(
         promise,
         NOT_CHECKED,
         "one undisturbed run was recorded; two show whether the job is deterministic",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, Finding, Judged
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, ArmFinding, Judged
 from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.progress import how_it_ended
 from ecrl_cli.audit.records import Arm, Launch
@@ -42,7 +42,7 @@ def deaths(arm: Arm) -> list[Death]:
     ]
 
 
-def recoverable(judged: Judged) -> Iterator[Finding]:
+def recoverable(judged: Judged) -> Iterator[ArmFinding]:
     """After each death inside a save the job went on from a finished checkpoint: it did not begin
     anew although one had been finished, did not go on from a torn file, did not fail to start.
     Nothing where no failure was injected inside a save.
@@ -58,14 +58,14 @@ def recoverable(judged: Judged) -> Iterator[Finding]:
         return
     told = ", ".join(dict.fromkeys(map(str, inside)))
     if len(found) == len(inside):
-        yield Finding(
+        yield ArmFinding(
             RECOVERABLE,
             NOT_CHECKED,
             f"what the job went on from after {told} is not on record",
             arm.name,
         )
         return
-    yield Finding(
+    yield ArmFinding(
         RECOVERABLE,
         KEPT,
         f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished"
@@ -74,7 +74,7 @@ def recoverable(judged: Judged) -> Iterator[Finding]:
     )
 
 
-def _after(judged: Judged, death: Death) -> Finding | None:
+def _after(judged: Judged, death: Death) -> ArmFinding | None:
     """A finding if the attempt after `death` did not recover, or if that is not known."""
     arm = judged.arm
     following = [
@@ -83,7 +83,7 @@ def _after(judged: Judged, death: Death) -> Finding | None:
         if number > death.attempt
     ]
     if not following:
-        return Finding(RECOVERABLE, NOT_CHECKED, f"nothing was started after {death}", arm.name)
+        return ArmFinding(RECOVERABLE, NOT_CHECKED, f"nothing was started after {death}", arm.name)
     attempt, where = (
         following[0],
         f"a death inside the save of step {death.step}" + (f" ({death})" if death.path else ""),
@@ -95,7 +95,7 @@ def _after(judged: Judged, death: Death) -> Finding | None:
             if len(following) > 1 and _failed_to_start(arm, following[1]) is not None
             else ""
         )
-        return Finding(
+        return ArmFinding(
             RECOVERABLE,
             BROKEN,
             f"after {where}, attempt {attempt} ended with {how_it_ended(arm, failed)}{again}",
@@ -104,7 +104,7 @@ def _after(judged: Judged, death: Death) -> Finding | None:
         )
     begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
     if begun is None or not any(process.steps for process in arm.attempts.get(attempt, ())):
-        return Finding(
+        return ArmFinding(
             RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name
         )
     return _went_on(judged, death, begun, where)
@@ -123,7 +123,7 @@ def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
     )
 
 
-def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Finding | None:
+def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> ArmFinding | None:
     arm, offsets = judged.arm, judged.path.offsets
     before = [
         one
@@ -141,13 +141,13 @@ def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Findin
     ]
     if begun.after is None:
         if not torn:
-            return Finding(
+            return ArmFinding(
                 RECOVERABLE,
                 NOT_CHECKED,
                 f"where attempt {begun.attempt} went on is not known",
                 arm.name,
             )
-        return Finding(
+        return ArmFinding(
             RECOVERABLE,
             BROKEN,
             f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}",
@@ -168,5 +168,5 @@ def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> Findin
             f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step"
             f" {step} had been finished{gone}"
         )
-        return Finding(RECOVERABLE, BROKEN, said, arm.name, step)
+        return ArmFinding(RECOVERABLE, BROKEN, said, arm.name, step)
     return None

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ecrl.files import looks_binary
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, Finding, Judged
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, ArmFinding, Judged
 from ecrl_cli.audit.records import Arm, Launch
 from ecrl_cli.errors import plural
 from ecrl_cli.storage.safe_read import refuse_links
@@ -118,28 +118,28 @@ def _raised(lines: list[str]) -> str:
     return ""
 
 
-def not_run(name: str) -> Finding:
+def not_run(name: str) -> ArmFinding:
     """Nothing is judged in an arm in which the audit was stopped, or to which it did not come."""
-    return Finding(
+    return ArmFinding(
         PROMISE, UNKNOWN, f"{name} was not run: the audit was stopped before its end", name
     )
 
 
-def progress(judged: Judged) -> Finding:
+def progress(judged: Judged) -> ArmFinding:
     """The job came back after each fault, never hung and left no process behind."""
     arm, launches = judged.arm.name, judged.arm.launches
     if not launches:
-        return Finding(PROMISE, NOT_CHECKED, "nobody watched the job from outside", arm)
+        return ArmFinding(PROMISE, NOT_CHECKED, "nobody watched the job from outside", arm)
     if judged.arm.stopped:
         return not_run(arm)
     hung = [launch for launch in launches if launch.hung and not launch.planned]
     left = sum(launch.left_behind for launch in launches if not launch.hung)
     if hung:
         how = "went on printing and made no step for too long" if hung[0].no_step else "stood still"
-        return Finding(PROMISE, BROKEN, f"attempt {hung[0].attempt} {how} and was ended", arm)
+        return ArmFinding(PROMISE, BROKEN, f"attempt {hung[0].attempt} {how} and was ended", arm)
     unplanned = [launch for launch in launches if not launch.planned and (launch.exit_code != 0)]
     if unplanned:
-        return Finding(
+        return ArmFinding(
             PROMISE,
             BROKEN,
             f"attempt {unplanned[0].attempt} ended by itself with"
@@ -147,7 +147,7 @@ def progress(judged: Judged) -> Finding:
             arm,
         )
     if left:
-        return Finding(
+        return ArmFinding(
             PROMISE, BROKEN, f"{plural(left, 'process', 'processes')} outlived their attempt", arm
         )
     missed = [
@@ -156,10 +156,10 @@ def progress(judged: Judged) -> Finding:
         if number not in judged.arm.happened
     ]
     if missed and not (arm in _TOGETHER and judged.arm.happened):
-        return Finding(PROMISE, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
+        return ArmFinding(PROMISE, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
     again = f"{plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)"
     evidence = tuple(f"never happened: {said}" for said in missed)
-    return Finding(
+    return ArmFinding(
         PROMISE, KEPT, f"{plural(len(launches) - 1, 'restart')}, {again}", arm, evidence=evidence
     )

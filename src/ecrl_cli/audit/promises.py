@@ -12,7 +12,7 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     SHOWN,
     UNKNOWN,
-    Finding,
+    ArmFinding,
     Judged,
     differing,
     unequal,
@@ -27,7 +27,7 @@ from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
 
-def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
+def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinism) -> ArmFinding:
     """Every step equals the undisturbed run's; repeated steps equal their first pass, which needs
     no reference.
     """
@@ -47,13 +47,13 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
                     f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
                     f" {attempt}): {cause}"
                 )
-                return Finding(
+                return ArmFinding(
                     promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",)
                 )
     if reference is None:
-        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+        return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if not steady.exact:
-        return Finding(promise, UNKNOWN, _undecided(judged, reference, steady), arm)
+        return ArmFinding(promise, UNKNOWN, _undecided(judged, reference, steady), arm)
     if judged.differs:
         step = min(judged.differs)
         names = judged.differs[step]
@@ -71,18 +71,18 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
             if len(judged.path.resumed) > 1 and "attempt" not in cause
             else ""
         )
-        return Finding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
+        return ArmFinding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
     gap = unrecorded(
         judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored)
     )
     if gap:
-        return Finding(promise, UNKNOWN, gap, arm)
+        return ArmFinding(promise, UNKNOWN, gap, arm)
     if judged.path.resized:
         said = (
             "another number of processes adds up in another order: only the steps of the first"
             " number were compared"
         )
-        return Finding(promise, NOT_CHECKED, said, arm)
+        return ArmFinding(promise, NOT_CHECKED, said, arm)
     compared = [
         value
         for _, _, step in walk(judged.path)
@@ -90,8 +90,8 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
         if value
     ]
     if not compared:
-        return Finding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
-    return Finding(
+        return ArmFinding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
+    return ArmFinding(
         promise,
         KEPT,
         f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the"
@@ -135,7 +135,7 @@ def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinis
     return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
 
 
-def complete_record(judged: Judged) -> Finding:
+def complete_record(judged: Judged) -> ArmFinding:
     """Every rank of every attempt that did a step is on record."""
     promise, arm = "complete record", judged.arm.name
     for number, processes in sorted(judged.arm.attempts.items()):
@@ -145,11 +145,11 @@ def complete_record(judged: Judged) -> Finding:
         if trained and longest > 1 and len(trained) < size:
             missing = ", ".join(str(rank) for rank in range(size) if rank not in trained)[:80]
             said = f"attempt {number} had {size} processes, and the record lacks rank {missing}"
-            return Finding(promise, UNKNOWN, said, arm)
-    return Finding(promise, KEPT, "every rank of every attempt is on record", arm)
+            return ArmFinding(promise, UNKNOWN, said, arm)
+    return ArmFinding(promise, KEPT, "every rank of every attempt is on record", arm)
 
 
-def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
+def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
     """Each attempt resumed from the newest checkpoint that was complete when the previous attempt
     died. `anew`: the job is meant to begin anew.
     """
@@ -164,7 +164,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
                 f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been"
                 " finished"
             )
-            return Finding(
+            return ArmFinding(
                 promise,
                 BROKEN,
                 said,
@@ -177,7 +177,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
                 f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step"
                 f" {newest} had been finished"
             )
-            return Finding(
+            return ArmFinding(
                 promise,
                 BROKEN,
                 said,
@@ -192,7 +192,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
                 f"attempt {begun.attempt} began anew: nothing that the job saves before its end is"
                 " on record (audit.anew=true if it is meant to)"
             )
-            return Finding(promise, UNKNOWN, said, arm)
+            return ArmFinding(promise, UNKNOWN, said, arm)
     known = [
         begun
         for begun in judged.path.resumed
@@ -200,15 +200,17 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
     ]
     if known:
         steps = ", ".join(f"step {begun.after}" for begun in known)
-        return Finding(
+        return ArmFinding(
             promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm
         )
     if began_anew:
-        return Finding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
+        return ArmFinding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
     if judged.arm.launches[1:] and not any(
         process.steps for number, made in judged.arm.attempts.items() if number for process in made
     ):
-        return Finding(promise, NOT_CHECKED, "no attempt did a step after the first failure", arm)
+        return ArmFinding(
+            promise, NOT_CHECKED, "no attempt did a step after the first failure", arm
+        )
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)
     said = (
@@ -216,15 +218,15 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
         if proved
         else "no finished checkpoint is on record before a death"
     )
-    return Finding(promise, NOT_CHECKED, said, arm)
+    return ArmFinding(promise, NOT_CHECKED, said, arm)
 
 
-def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> Finding:
+def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> ArmFinding:
     """The same number of steps and the same final state as the undisturbed run."""
     promise, arm = "same end", judged.arm.name
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is not None and last.exit_code != 0:
-        return Finding(
+        return ArmFinding(
             promise,
             BROKEN,
             f"the job did not come to its end: attempt {last.attempt} ended with"
@@ -232,14 +234,14 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
             arm,
         )
     if reference is None:
-        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+        return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if judged.path.resized:
         same = judged.path.last == reference.path.last
         theirs = "" if same else f", the undisturbed run at step {reference.path.last}"
         said = f"ended at step {judged.path.last} with another number of processes{theirs}"
-        return Finding(promise, KEPT if same else NOT_CHECKED, said, arm)
+        return ArmFinding(promise, KEPT if same else NOT_CHECKED, said, arm)
     if judged.path.last != reference.path.last:
-        return Finding(
+        return ArmFinding(
             promise,
             BROKEN,
             f"ended at step {judged.path.last}, the undisturbed run at step {reference.path.last}",
@@ -247,15 +249,15 @@ def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> F
             judged.path.last,
         )
     if not steady.exact:
-        return Finding(
+        return ArmFinding(
             promise, UNKNOWN, "the job is not deterministic: its end cannot be compared", arm
         )
     names = judged.differs.get(judged.path.last, ())
     if names:
-        return Finding(
+        return ArmFinding(
             promise, BROKEN, f"the last step differs in {', '.join(names)}", arm, judged.path.last
         )
-    return Finding(
+    return ArmFinding(
         promise, KEPT, f"ended at step {judged.path.last} in the state of the undisturbed run", arm
     )
 
@@ -267,7 +269,7 @@ COLD_STEPS = 3  # how many a cold start is compared by
 _STATE_USED = "state used"
 
 
-def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Finding:
+def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> ArmFinding:
     """No resumed attempt begins as a cold start does. The job need not be deterministic: equal
     samples or losses are evidence enough.
     """
@@ -281,17 +283,17 @@ def state_used(judged: Judged, cold: Judged, reference: Judged | None) -> Findin
                 f"attempt {begun.attempt} began with the {', '.join(alike)} of a cold start: what"
                 " was saved of that was not used"
             )
-            return Finding(_STATE_USED, BROKEN, said, arm, (begun.newest_saved or 0) + 1)
+            return ArmFinding(_STATE_USED, BROKEN, said, arm, (begun.newest_saved or 0) + 1)
         if unlike:
             told.append(f"attempt {begun.attempt} differs from a cold start in {', '.join(unlike)}")
     if not told:
-        return Finding(
+        return ArmFinding(
             _STATE_USED,
             NOT_CHECKED,
             "no attempt that had something to load could be compared with a cold start",
             arm,
         )
-    return Finding(_STATE_USED, KEPT, "; ".join(told), arm)
+    return ArmFinding(_STATE_USED, KEPT, "; ".join(told), arm)
 
 
 def _compared(

@@ -11,7 +11,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     MEANING,
     NOT_CHECKED,
-    Finding,
+    ArmFinding,
     Judged,
     named,
     optimizers_apart,
@@ -23,7 +23,7 @@ Ranks = dict[int, tuple[int, Step]]
 Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 
 
-def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterator[Finding]:
+def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterator[ArmFinding]:
     """The state that each resumed attempt began with. `stable`: of the components that undisturbed
     runs agree in, the undisturbed run tells too.
     """
@@ -50,18 +50,18 @@ def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterat
             f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was"
             " drawn from it shows in any step"
         )
-        yield Finding("restored: generators", NOT_CHECKED, said, judged.arm.name)
+        yield ArmFinding("restored: generators", NOT_CHECKED, said, judged.arm.name)
     if "optimizer" in judged.without_effect:
         said = (
             "the optimizer's state is another after a restart, and every update that followed is"
             " right: it is kept in another form"
         )
-        yield Finding("restored: optimizer", NOT_CHECKED, said, judged.arm.name)
+        yield ArmFinding("restored: optimizer", NOT_CHECKED, said, judged.arm.name)
 
 
 def _of_attempt(
     judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable
-) -> Iterator[Finding]:
+) -> Iterator[ArmFinding]:
     arm, who = judged.arm.name, f"attempt {begun.attempt}"
     if begun.proof != "content":
         yield _of_no_step(judged, begun, reference if stable("parameters") else None)
@@ -72,7 +72,7 @@ def _of_attempt(
     lost = {rank: _apart(begun, rank, "params") for rank in sorted(begun.began)}
     strays = [rank for rank, names in lost.items() if names and rank != min(begun.began)]
     if lost[min(begun.began)]:
-        yield Finding(
+        yield ArmFinding(
             "restored: parameters",
             BROKEN,
             _parameters_lost(begun, lost[min(begun.began)]),
@@ -85,11 +85,11 @@ def _of_attempt(
             f"rank {ranks} began {who} with parameters{_whose(begun, lost[strays[0]])} that no rank"
             f" had after step {begun.after}"
         )
-        yield Finding(
+        yield ArmFinding(
             "restored: parameters", BROKEN, f"{said}: they were not restored", arm, next_step
         )
     else:
-        yield Finding(
+        yield ArmFinding(
             "restored: parameters",
             KEPT,
             f"{who} began with the parameters of step {begun.after}",
@@ -102,7 +102,7 @@ def _of_attempt(
             f"{who} had another number of processes: generators are a rank's own, and a schedule"
             " may depend on their number"
         )
-        yield Finding("restored: generators", NOT_CHECKED, said, arm)
+        yield ArmFinding("restored: generators", NOT_CHECKED, said, arm)
     elif reference is not None:
         ours = {
             process.rank: (begun.attempt, process.steps[0])
@@ -112,7 +112,7 @@ def _of_attempt(
         yield from _against(begun, arm, ours, reference.path.steps.get(next_step, {}), stable)
 
 
-def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Finding:
+def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> ArmFinding:
     """The parameters are those of no step on record: broken where every state that there was is on
     record.
     """
@@ -121,7 +121,7 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Fin
         range(reference.path.last)
     )
     if not begun.comparable and not dense:
-        return Finding(
+        return ArmFinding(
             promise,
             NOT_CHECKED,
             "no digest of the state after the newest checkpoint is on record (audit.digests)",
@@ -131,7 +131,7 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Fin
         f"the parameters before the first step of attempt {begun.attempt} are those of no earlier"
         " step"
     )
-    return Finding(
+    return ArmFinding(
         promise,
         BROKEN,
         f"{said}: they were not restored as they were",
@@ -165,7 +165,7 @@ def _parameters_lost(begun: Resumed, names: list[str]) -> str:
     )
 
 
-def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
+def _optimizer(begun: Resumed, arm: str) -> Iterator[ArmFinding]:
     """The optimizers' moments and counters."""
     promise, next_step = "restored: optimizer", (begun.after or 0) + 1
     lost = {
@@ -173,7 +173,7 @@ def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
     }
     if not lost:
         if any(state.optimizer for state in begun.began[min(begun.began)].values()):
-            yield Finding(
+            yield ArmFinding(
                 promise,
                 KEPT,
                 f"attempt {begun.attempt} began with the optimizer's state of step {begun.after}",
@@ -199,7 +199,7 @@ def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
             f"the optimizer's state{whose} before step {next_step} is {where}, the parameters are"
             f" those of step {begun.after}"
         )
-    yield Finding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step)
+    yield ArmFinding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step)
 
 
 def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
@@ -208,7 +208,7 @@ def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
 
 def _against(
     begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable
-) -> Iterator[Finding]:
+) -> Iterator[ArmFinding]:
     """Settings and generators before the first update, scaler and buffers with it, against the same
     step of the undisturbed run.
     """
@@ -228,7 +228,7 @@ def _against(
     if buffers and same_samples and stable("buffers"):
         wrong = [rank for rank, one, other in buffers if one != other]
         said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}"
-        yield Finding(
+        yield ArmFinding(
             "restored: buffers",
             *(
                 (BROKEN, said, arm, number)
@@ -241,7 +241,7 @@ def _against(
     ):
         wrong = [rank for rank, one, other in pairs if not same_number(one.scale, other.scale)]
         said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}"
-        yield Finding(
+        yield ArmFinding(
             "restored: scaler",
             *(
                 (BROKEN, said, arm, number)
@@ -257,7 +257,7 @@ def _both(one: Step, other: Step, name: str) -> bool:
 
 def _settings(
     begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], number: int
-) -> Iterator[Finding]:
+) -> Iterator[ArmFinding]:
     promise = "restored: schedule and settings"
     apart = {
         rank: optimizers_apart(one.optimizers_before, other.optimizers_before, "settings")
@@ -275,14 +275,14 @@ def _settings(
         said = (
             f"before step {number}, rank {', '.join(map(str, wrong))}{whose}: {MEANING['settings']}"
         )
-        yield Finding(promise, BROKEN, said, arm, number, rates)
+        yield ArmFinding(promise, BROKEN, said, arm, number, rates)
     elif any(
         state.settings
         for _, one, other in pairs
         for name, state in one.optimizers_before.items()
         if name in other.optimizers_before
     ):
-        yield Finding(
+        yield ArmFinding(
             promise,
             KEPT,
             f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
@@ -292,7 +292,7 @@ def _settings(
 
 def _generators(
     begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], stable: Stable
-) -> Iterator[Finding]:
+) -> Iterator[ArmFinding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
     promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
     for component, name in zip(GENERATORS, ("rng", "rng_python", "rng_numpy"), strict=True):
@@ -308,10 +308,10 @@ def _generators(
             return
         if wrong:
             said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[component]}"
-            yield Finding(promise, BROKEN, said, arm, number)
+            yield ArmFinding(promise, BROKEN, said, arm, number)
             return
     if compared:
-        yield Finding(
+        yield ArmFinding(
             promise,
             KEPT,
             f"attempt {begun.attempt} had those of the undisturbed run before step {number}",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN, Finding, Judged
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN, ArmFinding, Judged
 from ecrl_cli.audit.file_contents import Content
 from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step, not_judged
 from ecrl_cli.audit.files import Inventory, read_inventory
@@ -49,7 +49,7 @@ class _Comparison:
 
 def same_files(
     references: Sequence[Inventory | None], judged: Judged, stable: bool = True
-) -> Finding:
+) -> ArmFinding:
     """Compare what an arm has left with what the undisturbed runs have. `stable`: whether these did
     the same steps, bit for bit.
     """
@@ -61,18 +61,18 @@ def same_files(
             if inventory is not None
             else "the arm's files are not on record"
         )
-        return Finding(PROMISE, NOT_CHECKED, said, arm.name)
+        return ArmFinding(PROMISE, NOT_CHECKED, said, arm.name)
     if len(undisturbed) == 1:
         undisturbed.append(_tensors_only(undisturbed[0]))
     if judged.path.resized:
-        return Finding(
+        return ArmFinding(
             PROMISE,
             NOT_CHECKED,
             "with another number of processes sums are taken in another order",
             arm.name,
         )
     if arm.launches and arm.launches[-1].exit_code != 0:
-        return Finding(
+        return ArmFinding(
             PROMISE,
             NOT_CHECKED,
             "the job did not come to its end: its files are not those of a finished run",
@@ -95,14 +95,14 @@ def _tensors_only(inventory: Inventory) -> Inventory:
     return replace(inventory, files=files)
 
 
-def _finding(arm: str, seen: _Comparison, stable: bool) -> Finding:
+def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
     aside = tuple(f"not judged: {text}" for text in seen.aside[:SHOWN])
     aside += (f"not judged: {len(seen.aside) - SHOWN} more",) if len(seen.aside) > SHOWN else ()
     if seen.broken:
         sentences = list(seen.broken.values())
         rest = f"; and {plural(len(sentences) - 1, 'file')} more" if len(sentences) > 1 else ""
         chance = "" if stable else ": the job is not deterministic, it may be chance"
-        return Finding(
+        return ArmFinding(
             PROMISE,
             BROKEN if stable else UNKNOWN,
             sentences[0] + rest + chance,
@@ -111,7 +111,7 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> Finding:
             (*sentences[1:SHOWN], *aside),
         )
     if not seen.files:
-        return Finding(
+        return ArmFinding(
             PROMISE,
             NOT_CHECKED,
             "the undisturbed runs leave no file that they agree in",
@@ -129,7 +129,7 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> Finding:
         else ""
     )
     said += f" and {len(seen.aside) - 3} more" if len(seen.aside) > 3 else ""
-    return Finding(PROMISE, KEPT, said, arm, None, aside)
+    return ArmFinding(PROMISE, KEPT, said, arm, None, aside)
 
 
 def _compared(

@@ -13,7 +13,7 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     SHOWN,
     UNKNOWN,
-    Finding,
+    ArmFinding,
     Judged,
     compare,
     unequal,
@@ -32,14 +32,14 @@ PERSISTENT = (
 )
 
 
-def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Finding:
+def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFinding:
     """The committed steps consumed the reference's samples, in its order unless `order` says that
     the order is free.
     """
     promise, arm = "exactly once", judged.arm.name
     known = [step for _, _, step in walk(judged.path) if step.samples]
     if reference is None:
-        return Finding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
+        return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if not known:
         return _by_inputs(judged, reference)
     free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
@@ -47,7 +47,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
         return _as_often(judged, reference)
     gap = unrecorded(judged, reference, ("samples",))
     if gap:
-        return Finding(promise, UNKNOWN, gap, arm)
+        return ArmFinding(promise, UNKNOWN, gap, arm)
     if judged.path.resized:
         return _by_all_ranks(judged, reference)
     for number in sorted(judged.path.steps):
@@ -68,7 +68,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
             if said := _overflowed(
                 judged, reference, (_skips(judged), _skips(reference)), number, rank
             ):
-                return Finding(
+                return ArmFinding(
                     promise,
                     NOT_CHECKED,
                     f"{said}: from there on the steps have other samples by nature",
@@ -76,7 +76,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
                     number,
                 )
             evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
-            return Finding(
+            return ArmFinding(
                 promise,
                 BROKEN,
                 _told(judged, reference, (number, rank, attempt), step),
@@ -84,7 +84,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
                 number,
                 evidence,
             )
-    return Finding(
+    return ArmFinding(
         promise,
         KEPT,
         f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order",
@@ -92,7 +92,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> Findin
     )
 
 
-def _by_inputs(judged: Judged, reference: Judged) -> Finding:
+def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
     """Of a job without a DataLoader: what entered the model in each step; where that is on no
     record either, the losses and the updates.
     """
@@ -118,10 +118,12 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
                 f"the job has no DataLoader, and {what} differs from step {number} on: which"
                 " samples it consumed is not known"
             )
-            return Finding(promise, NOT_CHECKED, said, arm, number)
+            return ArmFinding(promise, NOT_CHECKED, said, arm, number)
     if not compared:
-        return Finding(promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm)
-    return Finding(
+        return ArmFinding(
+            promise, NOT_CHECKED, "no sample ids and no input hashes are on record", arm
+        )
+    return ArmFinding(
         promise,
         KEPT,
         f"the job has no DataLoader; {what} was that of the undisturbed run in"
@@ -130,7 +132,7 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
     )
 
 
-def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding]:
+def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[ArmFinding]:
     """Broken where the gradient scaler skipped other steps than in the undisturbed run; nothing to
     say otherwise.
     """
@@ -143,7 +145,7 @@ def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[Finding
         if rank in reference.path.steps.get(number, {}) and (
             said := _overflowed(judged, reference, (ours, theirs), number, rank)
         ):
-            yield Finding(
+            yield ArmFinding(
                 "restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number
             )
             return
@@ -186,7 +188,7 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once"}.get(count, f"{count} times")
 
 
-def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
+def _by_all_ranks(judged: Judged, reference: Judged) -> ArmFinding:
     """With another number of processes a rank's share is another one: the ranks of a step together
     consumed what they did in the undisturbed run; where a step is of another size, each sample came
     as often.
@@ -203,7 +205,7 @@ def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
         str(size)
         for size in sorted({process.world_size for process in judged.arm.processes}, reverse=True)
     )
-    return Finding(
+    return ArmFinding(
         "exactly once",
         KEPT,
         f"with {sizes} processes, each step consumed the samples of the undisturbed run",
@@ -211,7 +213,7 @@ def _by_all_ranks(judged: Judged, reference: Judged) -> Finding:
     )
 
 
-def _as_often(judged: Judged, reference: Judged) -> Finding:
+def _as_often(judged: Judged, reference: Judged) -> ArmFinding:
     """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
     ours, theirs = (_samples(j.path, judged.path.last) for j in (judged, reference))
@@ -219,7 +221,7 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
         ours, theirs = _samples(judged.path), _samples(reference.path)
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
-        return Finding(
+        return ArmFinding(
             promise,
             KEPT,
             f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed"
@@ -233,7 +235,7 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
     first = _first_different_samples(judged, reference)
     where = f" from step {first} on" if first is not None else ""
     attempt = judged.path.attempt_of(first) if first is not None else max(judged.path.offsets)
-    return Finding(
+    return ArmFinding(
         promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt)
     )
 
@@ -320,7 +322,7 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
     return tuple(hints)
 
 
-def same_input(judged: Judged, reference: Judged | None) -> Finding:
+def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
     """Equal samples give equal tensors: compared with the undisturbed run and between repeated
     steps.
     """
@@ -339,16 +341,16 @@ def same_input(judged: Judged, reference: Judged | None) -> Finding:
         if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
             checked += 1
             if before.inputs != after.inputs:
-                return Finding(
+                return ArmFinding(
                     promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number
                 )
     if not checked:
-        return Finding(
+        return ArmFinding(
             promise,
             NOT_CHECKED,
             "no step with known sample ids and input hashes could be compared",
             arm,
         )
-    return Finding(
+    return ArmFinding(
         promise, KEPT, f"{plural(checked, 'step')} with the same samples had the same tensors", arm
     )

@@ -13,7 +13,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     NOT_CHECKED,
     UNKNOWN,
-    Finding,
+    ArmFinding,
     Judged,
     judged_arm,
 )
@@ -57,7 +57,7 @@ class AuditVerdict:
 
     status: str
     diagnosis: str
-    findings: tuple[Finding, ...]
+    findings: tuple[ArmFinding, ...]
     troubles: tuple[str, ...]
     arms: tuple[Judged, ...]
     references: tuple[Judged, ...]
@@ -124,7 +124,7 @@ def judge(
             f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give"
             " every process the same of xxhash and blake3"
         )
-        found = Finding("deterministic", UNKNOWN, said)
+        found = ArmFinding("deterministic", UNKNOWN, said)
         return AuditVerdict(
             "unknown",
             said,
@@ -172,7 +172,7 @@ def judge(
 
 def of_arm(
     judged: Judged, reference: Judged | None, steady: Determinism, order: str
-) -> list[Finding]:
+) -> list[ArmFinding]:
     """All promises of one arm."""
     findings = [
         (
@@ -198,7 +198,7 @@ def of_arm(
     return findings
 
 
-def _overruled(finding: Finding) -> Finding:
+def _overruled(finding: ArmFinding) -> ArmFinding:
     """`finding`, of a run that is bit for bit the undisturbed one from its restart to its end."""
     if finding.status != BROKEN or finding.promise.partition(":")[0] not in _LINEAGE:
         return finding
@@ -209,8 +209,8 @@ def _overruled(finding: Finding) -> Finding:
     return replace(finding, status=NOT_CHECKED, message=said, step=None, evidence=())
 
 
-def _unstable(promise: str, judged: Judged) -> Finding:
-    return Finding(
+def _unstable(promise: str, judged: Judged) -> ArmFinding:
+    return ArmFinding(
         promise,
         UNKNOWN,
         "the job is not deterministic: what it consumed cannot be compared",
@@ -218,11 +218,11 @@ def _unstable(promise: str, judged: Judged) -> Finding:
     )
 
 
-def _completed(judged: Judged) -> Finding | None:
+def _completed(judged: Judged) -> ArmFinding | None:
     last = judged.arm.launches[-1] if judged.arm.launches else None
     if last is None or last.exit_code == 0:
         return None
-    return Finding(
+    return ArmFinding(
         "deterministic",
         UNKNOWN,
         f"undisturbed, the job ended with {progress.ending(last.exit_code, last.signal)}",
@@ -241,7 +241,10 @@ def _troubles(arms: Iterable[Judged]) -> tuple[str, ...]:
 
 
 def _verdict(
-    findings: list[Finding], troubles: tuple[str, ...], arms: list[Judged], references: list[Judged]
+    findings: list[ArmFinding],
+    troubles: tuple[str, ...],
+    arms: list[Judged],
+    references: list[Judged],
 ) -> AuditVerdict:
     broken = [finding for finding in findings if finding.status == BROKEN]
     open_ones = [finding for finding in findings if finding.status == UNKNOWN]

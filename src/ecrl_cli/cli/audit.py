@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, CiCase, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
 
@@ -168,7 +168,7 @@ def _seconds(arm: Arm) -> float:
     return sum(launch.seconds for launch in arm.launches)
 
 
-def cases(verdict: AuditVerdict) -> list[Case]:
+def cases(verdict: AuditVerdict) -> list[CiCase]:
     """A case for each promise of each arm; the first of an arm has the seconds that the arm
     took.
     """
@@ -177,7 +177,7 @@ def cases(verdict: AuditVerdict) -> list[Case]:
         judged.arm.name: _seconds(judged.arm) for judged in (*verdict.references, *verdict.arms)
     }
     return [
-        Case(
+        CiCase(
             each.arm or "job",
             each.promise,
             states.get(each.status, SKIPPED),

@@ -17,7 +17,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 @dataclass(frozen=True)
-class Case:
+class CiCase:
     """One promise of one run. `state`: passed, failed, or skipped (unknown, not checked).
     `seconds`: that the run took, on one of its cases.
     """
@@ -63,7 +63,7 @@ def check_report(report: Path | None) -> None:
         )
 
 
-def tell(suite: Suite, cases: Iterable[Case], report: Path | None, *, annotate: bool) -> None:
+def tell(suite: Suite, cases: Iterable[CiCase], report: Path | None, *, annotate: bool) -> None:
     """Writes `cases` as JUnit XML into `report`, if there is one, and with `annotate` as GitHub's
     annotations to standard error and, where GitHub names a file for it, as the summary of the step.
     """
@@ -79,7 +79,7 @@ def tell(suite: Suite, cases: Iterable[Case], report: Path | None, *, annotate: 
             file.write(summary(suite, listed))
 
 
-def junit(suite: Suite, cases: Iterable[Case]) -> str:
+def junit(suite: Suite, cases: Iterable[CiCase]) -> str:
     """JUnit XML: one test suite, one test case for each of `cases`."""
     listed, name = list(cases), suite.name
     texts = [
@@ -100,7 +100,7 @@ def junit(suite: Suite, cases: Iterable[Case]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + head + "".join(texts) + "</testsuite>\n"
 
 
-def github(cases: Iterable[Case]) -> list[str]:
+def github(cases: Iterable[CiCase]) -> list[str]:
     """GitHub's workflow commands: an error for each broken promise, a warning for each that could
     not be judged.
     """
@@ -113,7 +113,7 @@ def github(cases: Iterable[Case]) -> list[str]:
     ]
 
 
-def _inner(case: Case) -> str:
+def _inner(case: CiCase) -> str:
     tag = {FAILED: "failure", SKIPPED: "skipped"}.get(case.state)
     if not tag:
         return ""
@@ -129,7 +129,7 @@ def _inner(case: Case) -> str:
 _LISTED = 50  # rows of a summary: GitHub shows at most a megabyte of it
 
 
-def summary(suite: Suite, cases: Iterable[Case]) -> str:
+def summary(suite: Suite, cases: Iterable[CiCase]) -> str:
     """Markdown for GitHub's page of a step: the verdict, its diagnosis, and each case that did not
     pass with its evidence.
     """

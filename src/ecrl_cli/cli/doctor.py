@@ -75,7 +75,7 @@ print(json.dumps(facts))
 
 
 @dataclass(frozen=True)
-class Line:
+class DoctorLine:
     """One answer: `level` is ok, note (a run works, with the stated limit) or bad (a run cannot
     work).
     """
@@ -119,32 +119,32 @@ def doctor(argv: Sequence[str]) -> int:
     return code
 
 
-def _python() -> Iterator[Line]:
+def _python() -> Iterator[DoctorLine]:
     version = platform.python_version()
     if sys.version_info >= _PYTHON:
-        yield Line(GOOD, "python", version)
+        yield DoctorLine(GOOD, "python", version)
     else:
-        yield Line(BAD, "python", version, "ECRL needs Python 3.11 or newer")
+        yield DoctorLine(BAD, "python", version, "ECRL needs Python 3.11 or newer")
 
 
-def _processor() -> Iterator[Line]:
+def _processor() -> Iterator[DoctorLine]:
     usable = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     fact = f"{usable} of {os.cpu_count()} usable" + (
         f", limited to the time of {quota:.3g} by the control group" if quota else ""
     )
     if min(usable, quota or usable) < 2:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "cores",
             fact,
             "two ranks take turns on one core: exact all the same, but times mean little",
         )
     else:
-        yield Line(GOOD, "cores", fact)
+        yield DoctorLine(GOOD, "cores", fact)
     load = os.getloadavg()[0]
     if load > usable / 2:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "load",
             f"{load:.1f} over the last minute",
@@ -168,7 +168,7 @@ def _processor() -> Iterator[Line]:
     facts = (
         f"{' '.join(found) or 'none of avx2, avx512f, sha'}; {' and '.join(rates)} GB/s on one core"
     )
-    yield Line(NOTE if slow else GOOD, "instructions", facts, slow)
+    yield DoctorLine(NOTE if slow else GOOD, "instructions", facts, slow)
 
 
 def _cpu_quota() -> float | None:
@@ -180,9 +180,9 @@ def _cpu_quota() -> float | None:
         return None
 
 
-def _memory() -> Iterator[Line]:
+def _memory() -> Iterator[DoctorLine]:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    yield Line(
+    yield DoctorLine(
         GOOD,
         "memory",
         f"{human_bytes(memory.available)} of {human_bytes(memory.total)} available, swap"
@@ -190,7 +190,7 @@ def _memory() -> Iterator[Line]:
     )
     shm = Path("/dev/shm")
     if not shm.is_dir():
-        yield Line(
+        yield DoctorLine(
             BAD,
             "shared memory",
             "/dev/shm is missing",
@@ -204,30 +204,30 @@ def _memory() -> Iterator[Line]:
         if small
         else ""
     )
-    yield Line(
+    yield DoctorLine(
         NOTE if small else GOOD, "shared memory", f"{human_bytes(free)} free in /dev/shm", follows
     )
 
 
-def _limits() -> Iterator[Line]:
+def _limits() -> Iterator[DoctorLine]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = float("inf") if hard == resource.RLIM_INFINITY else hard
     if most < _FEW_FILES:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "open files",
             f"limit {soft}, at most {hard}",
             "a run with many ranks is refused: raise the hard limit (ulimit -Hn)",
         )
     else:
-        yield Line(
+        yield DoctorLine(
             GOOD,
             "open files",
             f"limit {soft}, may be raised to {'any number' if most == float('inf') else hard}",
         )
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if processes != resource.RLIM_INFINITY and processes < _FEW_FILES:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "processes",
             f"limit {processes}",
@@ -235,7 +235,7 @@ def _limits() -> Iterator[Line]:
         )
 
 
-def _clocks() -> Iterator[Line]:
+def _clocks() -> Iterator[DoctorLine]:
     wall, monotonic = time.time_ns(), time.monotonic_ns()
     time.sleep(0.1)
     gone, passed = time.time_ns() - wall, time.monotonic_ns() - monotonic
@@ -243,30 +243,30 @@ def _clocks() -> Iterator[Line]:
     source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     name = source.read_text(encoding="utf-8").strip() if source.is_file() else "unknown source"
     if apart > 0.01:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "clocks",
             f"wall clock {apart:.1%} apart from the monotonic one within 0.1 s ({name})",
             "verify will find times that disagree",
         )
     else:
-        yield Line(GOOD, "clocks", f"wall and monotonic clock agree ({name})")
+        yield DoctorLine(GOOD, "clocks", f"wall and monotonic clock agree ({name})")
 
 
-def _loopback() -> Iterator[Line]:
+def _loopback() -> Iterator[DoctorLine]:
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname(), timeout=2),
         ):
-            yield Line(GOOD, "loopback", "ranks can talk to each other on 127.0.0.1")
+            yield DoctorLine(GOOD, "loopback", "ranks can talk to each other on 127.0.0.1")
     except OSError as error:
-        yield Line(
+        yield DoctorLine(
             BAD, "loopback", f"{error}", "ranks talk through it: bring the loopback interface up"
         )
 
 
-def _tools() -> Iterator[Line]:
+def _tools() -> Iterator[DoctorLine]:
     """What only parts of ECRL need; packages by the extra that brings them."""
     for need in PREREQUISITES.values():
         if not need.extra:
@@ -274,7 +274,7 @@ def _tools() -> Iterator[Line]:
             yield (
                 _needed(need.name, reason, need)
                 if reason
-                else Line(GOOD, need.name, program(need.name) or "works")
+                else DoctorLine(GOOD, need.name, program(need.name) or "works")
             )
     for extra in dict.fromkeys(need.extra for need in PREREQUISITES.values() if need.extra):
         packages = [need for need in PREREQUISITES.values() if need.extra == extra]
@@ -283,21 +283,21 @@ def _tools() -> Iterator[Line]:
         yield (
             _needed(name, absent[1], absent[0])
             if absent
-            else Line(GOOD, name, " ".join(need.name for need in packages))
+            else DoctorLine(GOOD, name, " ".join(need.name for need in packages))
         )
 
 
-def _needed(name: str, reason: str, need: Prerequisite) -> Line:
-    return Line(NOTE, name, reason, f"needed for {need.needed_for}: {need.remedy}")
+def _needed(name: str, reason: str, need: Prerequisite) -> DoctorLine:
+    return DoctorLine(NOTE, name, reason, f"needed for {need.needed_for}: {need.remedy}")
 
 
-def _disk(folder: Path) -> Iterator[Line]:
+def _disk(folder: Path) -> Iterator[DoctorLine]:
     """The folder's file system: kind, room, what fsync costs (so whether it reaches a disk), and
     whether O_DIRECT works.
     """
     mount = file_system(folder)
     room = shutil.disk_usage(folder).free
-    yield Line(
+    yield DoctorLine(
         GOOD if room > 1 << 30 else NOTE,
         "disk",
         f"{human_bytes(room)} free on {mount['type']} at {mount['mount_point']}",
@@ -307,7 +307,7 @@ def _disk(folder: Path) -> Iterator[Line]:
             yield _fsync(Path(scratch) / "block", mount["type"])
             yield _direct(Path(scratch) / "direct")
     except OSError as error:
-        yield Line(
+        yield DoctorLine(
             BAD,
             "write",
             f"{folder}: {error.strerror}",
@@ -315,7 +315,7 @@ def _disk(folder: Path) -> Iterator[Line]:
         )
 
 
-def _fsync(path: Path, kind: str) -> Line:
+def _fsync(path: Path, kind: str) -> DoctorLine:
     times = []
     with path.open("wb", buffering=0) as file:
         for number in range(_FSYNCS):
@@ -327,7 +327,7 @@ def _fsync(path: Path, kind: str) -> Line:
     median = statistics.median(times)
     fact = f"{median * 1e3:.3g} ms (median of {_FSYNCS}, longest {max(times) * 1e3:.3g} ms)"
     if kind in _VOLATILE:
-        return Line(
+        return DoctorLine(
             NOTE,
             "fsync",
             fact,
@@ -335,17 +335,17 @@ def _fsync(path: Path, kind: str) -> Line:
             " nothing",
         )
     if median < _HONEST_FSYNC_S:
-        return Line(
+        return DoctorLine(
             NOTE,
             "fsync",
             fact,
             "faster than a disk can be: it returns before the data are durable, so power loss may"
             " undo a commit",
         )
-    return Line(GOOD, "fsync", fact)
+    return DoctorLine(GOOD, "fsync", fact)
 
 
-def _direct(path: Path) -> Line:
+def _direct(path: Path) -> DoctorLine:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
         try:
@@ -354,25 +354,25 @@ def _direct(path: Path) -> Line:
         finally:
             os.close(fd)
     except OSError as error:
-        return Line(
+        return DoctorLine(
             NOTE,
             "direct I/O",
             f"refused ({error.strerror})",
             "checkpoints are written through the page cache",
         )
-    return Line(GOOD, "direct I/O", "works")
+    return DoctorLine(GOOD, "direct I/O", "works")
 
 
-def _die_with_parent() -> Iterator[Line]:
+def _die_with_parent() -> Iterator[DoctorLine]:
     """PR_SET_PDEATHSIG, by which a rank dies with its supervisor; containers with strict filters
     may refuse it.
     """
     pr_get_pdeathsig = 2
     answer = ctypes.c_int()
     if ctypes.CDLL(None, use_errno=True).prctl(pr_get_pdeathsig, ctypes.byref(answer)) == 0:
-        yield Line(GOOD, "parent death", "children can be made to die with their parent")
+        yield DoctorLine(GOOD, "parent death", "children can be made to die with their parent")
     else:
-        yield Line(
+        yield DoctorLine(
             BAD,
             "parent death",
             "prctl is refused",
@@ -380,7 +380,7 @@ def _die_with_parent() -> Iterator[Line]:
         )
 
 
-def _torch() -> Iterator[Line]:
+def _torch() -> Iterator[DoctorLine]:
     asked = subprocess.run(
         [sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False
     )
@@ -394,33 +394,33 @@ def _torch() -> Iterator[Line]:
             "ecrl train and study need it (pip install torch torchvision, or ecrl[train]); verify,"
             " report and audit work without"
         )
-        yield Line(BAD, "torch", reason, way)
+        yield DoctorLine(BAD, "torch", reason, way)
         return
     facts = json.loads(asked.stdout)
-    yield Line(
+    yield DoctorLine(
         GOOD,
         "torch",
         f"{facts['version']}, kernels {facts['capability']}, imported in {facts['import_s']:.1f} s",
     )
     if facts.get("reduced"):
-        yield Line(GOOD, "gloo", "a group of one reduced a tensor")
+        yield DoctorLine(GOOD, "gloo", "a group of one reduced a tensor")
     else:
         why = facts.get("gloo_error") or (
             "a sum came out wrong" if facts["gloo"] else "not in this build"
         )
-        yield Line(BAD, "gloo", why, "ranks exchange gradients by it")
+        yield DoctorLine(BAD, "gloo", why, "ranks exchange gradients by it")
     by_gloo = "" if facts["gpus"] and facts["nccl"] else "ranks exchange gradients by gloo"
     built = "in this build" if facts["nccl"] else "not in this build"
-    yield Line(
+    yield DoctorLine(
         GOOD if not by_gloo else NOTE,
         "nccl",
         built if facts["gpus"] else f"{built}, no GPU to use it on",
         by_gloo,
     )
     if facts["gpus"]:
-        yield Line(GOOD, "gpu", f"{len(facts['gpus'])}: {facts['gpus'][0]}")
+        yield DoctorLine(GOOD, "gpu", f"{len(facts['gpus'])}: {facts['gpus'][0]}")
     else:
-        yield Line(
+        yield DoctorLine(
             NOTE,
             "gpu",
             f"none (CUDA build {facts['cuda_build'] or 'no'})",
@@ -428,7 +428,7 @@ def _torch() -> Iterator[Line]:
         )
 
 
-_CHECKS: tuple[Callable[[], Iterator[Line]], ...] = (
+_CHECKS: tuple[Callable[[], Iterator[DoctorLine]], ...] = (
     _python,
     _processor,
     _memory,

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report, tell
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, CiCase, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.judged_elsewhere import judged, set_apart
 from ecrl_cli.cli.scrub import VerifyOutput
@@ -127,7 +127,7 @@ def _worst(codes: list[int]) -> int:
     return next(code for code in WORST_FIRST if code in codes)
 
 
-def _cases_of(answers: dict[Path, VerifyOutput]) -> list[Case]:
+def _cases_of(answers: dict[Path, VerifyOutput]) -> list[CiCase]:
     return [
         case
         for folder, answer in answers.items()
@@ -143,7 +143,7 @@ def _audits_of(answers: dict[Path, VerifyOutput]) -> dict[str, Any]:
     )
 
 
-def gate_cases(document: dict[str, Any]) -> list[Case]:
+def gate_cases(document: dict[str, Any]) -> list[CiCase]:
     """report.json's gates of each suite and of each study, what a study skipped, and the verdict of
     each run; of the other side too.
     """
@@ -166,31 +166,34 @@ def gate_cases(document: dict[str, Any]) -> list[Case]:
     return (
         suites
         + studies
-        + [Case(run, "verdict", states.get(verdict, SKIPPED), verdict) for run, verdict in verdicts]
+        + [
+            CiCase(run, "verdict", states.get(verdict, SKIPPED), verdict)
+            for run, verdict in verdicts
+        ]
     )
 
 
-def study_cases(study: dict[str, Any]) -> list[Case]:
+def study_cases(study: dict[str, Any]) -> list[CiCase]:
     """That a study of report.json is not finished, its gates, and what it skipped."""
     name = study["folder"]
     unfinished = (
-        [] if study.get("complete") else [Case(name, "finished", FAILED, study["headline"])]
+        [] if study.get("complete") else [CiCase(name, "finished", FAILED, study["headline"])]
     )
     skipped = [
-        Case(name, each["arm"], SKIPPED, f"skipped: {each['reason']}")
+        CiCase(name, each["arm"], SKIPPED, f"skipped: {each['reason']}")
         for each in study.get("skips", ())
     ]
     return unfinished + _of_gates(name, study.get("gates", ())) + skipped
 
 
-def _of_gates(name: str, gates: Iterable[dict[str, Any]]) -> list[Case]:
+def _of_gates(name: str, gates: Iterable[dict[str, Any]]) -> list[CiCase]:
     return [
-        Case(name, each["name"], PASSED if each["passed"] else FAILED, each["message"])
+        CiCase(name, each["name"], PASSED if each["passed"] else FAILED, each["message"])
         for each in gates
     ]
 
 
-def history_cases(document: dict[str, Any]) -> list[Case]:
+def history_cases(document: dict[str, Any]) -> list[CiCase]:
     """A case for each arm that the newest build of history.json has, and for each of its quality
     gates.
     """
@@ -199,7 +202,7 @@ def history_cases(document: dict[str, Any]) -> list[Case]:
     arms = [row for row in document["arms"] if row["build"] == newest]
     gates = [case for suite, found in document["gates"].items() for case in _of_gates(suite, found)]
     return [
-        Case(
+        CiCase(
             row["suite"],
             row["arm"],
             states.get(row["verdict"], SKIPPED),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.checkpoint.format.names import REJECTED_PREFIX
-from ecrl_cli.checkpoint.repair.damage import Finding
+from ecrl_cli.checkpoint.repair.damage import FileDamage
 from ecrl_cli.checkpoint.repair.diagnose import line
 from ecrl_cli.checkpoint.repair.repair import repair
 from ecrl_cli.checkpoint.repair.scrub import Scrub, ScrubConfig, ScrubResult, scrub
@@ -180,7 +180,7 @@ def _checkpoint_document(one: ScrubResult, repairs: Repairs | None) -> dict[str,
     return document
 
 
-def _damage(finding: Finding) -> dict[str, Any]:
+def _damage(finding: FileDamage) -> dict[str, Any]:
     return {
         "file": finding.file,
         "text": finding.text,

@@ -20,14 +20,14 @@ from hydra.types import HydraContext
 from ecrl_cli.cli.compose import PRIMARY, initialized, quote
 from ecrl_cli.cli.launcher_settings import LOCAL, SLURM
 from ecrl_cli.cli.prepare import Say, TrainPlan
-from ecrl_cli.cli.submitit_job import AT_WORK, Job, recorded
+from ecrl_cli.cli.submitit_job import AT_WORK, SubmititJob, recorded
 from ecrl_cli.config.elastic import may_shrink
 from ecrl_cli.config.omegaconf_bridge import resolved
 from ecrl_cli.errors import EcrlError, RunHeld, plural
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.runs.run import FINISHED, RunResult
-from ecrl_cli.runs.sweep import Manifest, fair_order, is_finished, row, status
+from ecrl_cli.runs.sweep import SweepManifest, fair_order, is_finished, row, status
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.run_lock import run_lock
 
@@ -60,7 +60,7 @@ class Engine:
     master: Any
 
     def start(
-        self, job: Job, overrides: Sequence[Sequence[str]], nodes: int, spare: bool
+        self, job: SubmititJob, overrides: Sequence[Sequence[str]], nodes: int, spare: bool
     ) -> Sequence[Submitted]:
         """Submits one job for each of `overrides` and returns them in that order. Raises the
         launcher's errors.
@@ -183,7 +183,9 @@ def _wait(plan: TrainPlan, engine: Engine, names: Sequence[str], say: Say) -> di
         jobs = dict(
             zip(
                 names,
-                engine.start(Job(configs), placed, nodes, any(map(may_shrink, configs.values()))),
+                engine.start(
+                    SubmititJob(configs), placed, nodes, any(map(may_shrink, configs.values()))
+                ),
                 strict=True,
             )
         )
@@ -253,10 +255,10 @@ def _busy(layout: RunLayout) -> bool:
     return False
 
 
-def _manifest(plan: TrainPlan, names: Iterable[str]) -> Manifest | None:
+def _manifest(plan: TrainPlan, names: Iterable[str]) -> SweepManifest | None:
     if not plan.swept:
         return None
-    return Manifest(
+    return SweepManifest(
         SweepLayout(plan.folder).manifest, [row(name, plan.runs[name]) for name in names]
     )
 
@@ -267,7 +269,10 @@ class ManifestUpdater:
     """
 
     def __init__(
-        self, manifest: Manifest | None, layouts: Mapping[str, RunLayout], notes: Mapping[str, str]
+        self,
+        manifest: SweepManifest | None,
+        layouts: Mapping[str, RunLayout],
+        notes: Mapping[str, str],
     ) -> None:
         self._manifest, self._layouts, self._notes = manifest, layouts, notes
         self._shown: dict[str, RunResult] = {}

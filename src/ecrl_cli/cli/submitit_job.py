@@ -37,7 +37,7 @@ AT_WORK = RunResult(RunHeld.exit_code, "running", "its job is at work")
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmititJob:
     """The task function of the jobs. `configs`: by run directory, the configurations as checked at
     submission; these are what is run.
     """

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ecrl_cli.checkpoint.format.names import STEP_METADATA
 from ecrl_cli.checkpoint.repair.repair import check_folder
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig
-from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, Case, Suite, check_report
+from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, CiCase, Suite, check_report
 from ecrl_cli.cli.ci import tell as tell_ci
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.cli.judged_elsewhere import judged, set_apart
@@ -168,7 +168,7 @@ def _refuse_beside_manifest(flags: argparse.Namespace) -> None:
         )
 
 
-def promise_cases(name: str, document: dict[str, Any]) -> list[Case]:
+def promise_cases(name: str, document: dict[str, Any]) -> list[CiCase]:
     """A case for each promise of a run; one for a folder of checkpoints, or for what could not be
     read.
     """
@@ -182,11 +182,11 @@ def promise_cases(name: str, document: dict[str, Any]) -> list[Case]:
     }
     if "findings" not in document:
         state = states.get(document["status"], SKIPPED)
-        return [Case(run, "verify", state, document.get("error", "") or str(document["status"]))]
+        return [CiCase(run, "verify", state, document.get("error", "") or str(document["status"]))]
     found = [(each["promise"], each["status"], each["message"]) for each in document["findings"]]
     evidence = [tuple(map(str, each.get("evidence") or ())) for each in document["findings"]]
     return [
-        Case(
+        CiCase(
             run,
             promise,
             states.get(status, SKIPPED),

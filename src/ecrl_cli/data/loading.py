@@ -37,7 +37,7 @@ _ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """`x`: inputs (n, *shape), of pictures float32. `y`: targets (n, ...), of classes int64. `ids`:
     in the same order.
     `inputs_hash`: `inputs_hash(x, ids, checkpoint.digest)`.
@@ -61,13 +61,13 @@ class BatchLoader:
     ) -> None:
         self._dataset, self._seed, self._augment, self._digest = dataset, seed, augment, digest
 
-    def batch(self, epoch: int, ids: Ids) -> Batch:
+    def batch(self, epoch: int, ids: Ids) -> SampleBatch:
         pixels, labels = self._dataset.fetch(ids)
         traits = self._dataset.traits
         if self._augment:
             pixels = augmented(pixels, self._seed, epoch, ids, traits.flip)
         x = normalised(pixels, traits)
-        return Batch(
+        return SampleBatch(
             torch.from_numpy(x).clone(),
             torch.from_numpy(labels).clone(),
             ids,

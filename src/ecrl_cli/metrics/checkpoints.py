@@ -26,7 +26,7 @@ TIMES = (
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointOutcome:
     """One checkpoint: its step, the attempt that submitted it, how it ended ("" if not on record),
     its costs.
     """
@@ -44,7 +44,7 @@ class Checkpoint:
 class CheckpointAccount:
     """Totals over all submitted checkpoints."""
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointOutcome, ...]
 
     def count(self, end: str) -> int:
         return sum(c.end == end for c in self.checkpoints)
@@ -144,13 +144,13 @@ def account(records: RunRecords) -> CheckpointAccount:
     return CheckpointAccount(tuple(found))
 
 
-def _checkpoint(lines: list[CheckpointLine]) -> Checkpoint:
+def _checkpoint(lines: list[CheckpointLine]) -> CheckpointOutcome:
     """Merge the lines of one checkpoint; values repeated on several lines count once. A stall may
     be in two pieces: at the checkpoint, and where the next update waited for a deferred copy.
     """
     stalls = {line.event: line for line in lines if line.event in ("released", "waited")}.values()
     seconds = {time: max(float(getattr(line, time)) for line in lines) for time in TIMES}
-    return Checkpoint(
+    return CheckpointOutcome(
         attempt=lines[0].attempt,
         global_step=lines[0].global_step,
         end=next((line.event for line in lines if line.event in CHECKPOINT_ENDS), ""),

@@ -220,7 +220,7 @@ def bursts(found: Sequence[DiskRate], spans: Sequence[tuple[float, float]]) -> B
     )
 
 
-class Sampler:
+class DiskSampler:
     """Passes a sample to `keep` at once, then every `interval_s` (at least LEAST_S), then once more
     at the end.
 
@@ -235,7 +235,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
         self.trouble: EcrlError | OSError | None = None
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> DiskSampler:
         self._thread.start()
         return self
 
@@ -277,7 +277,7 @@ def sampled(path: Path, interval_s: float, say: Callable[[str], None]) -> Iterat
         yield
         return
     try:
-        with Sampler(interval_s, lambda: read_disk(disk), journal.append) as sampler:
+        with DiskSampler(interval_s, lambda: read_disk(disk), journal.append) as sampler:
             yield
     finally:
         journal.close()

@@ -49,7 +49,7 @@ def row(name: str, run: RunPlan) -> ManifestRow:
     )
 
 
-class Manifest:
+class SweepManifest:
     """manifest.csv, rewritten after every change. Lines of runs of earlier sweeps in the same
     folder are kept.
 
@@ -210,7 +210,7 @@ class SweepRecord:
         noted = [
             replace(row(name, run), reason=do.notes.get(name, "")) for name, run in do.runs.items()
         ]
-        self._manifest = Manifest(
+        self._manifest = SweepManifest(
             layout.manifest,
             [replace(r, status="completed_prev") if r.run in self.results else r for r in noted],
         )

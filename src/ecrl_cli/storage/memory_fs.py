@@ -31,7 +31,7 @@ class File:
 
 
 @dataclass
-class Folder:
+class MemoryFolder:
     names: dict[str, int] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ class Link:
     target: str
 
 
-Node = File | Folder | Link
+Node = File | MemoryFolder | Link
 # An initial tree: a file's bytes, a link, or a directory's names.
 Tree = bytes | Link | Mapping[str, "Tree"]
 
@@ -60,7 +60,7 @@ class InodeTree:
         elif isinstance(tree, Link):
             self.nodes[number] = tree
         else:
-            self.nodes[number] = folder = Folder()
+            self.nodes[number] = folder = MemoryFolder()
             for name, below in tree.items():
                 folder.names[name] = self._plant(below)
         return number
@@ -79,7 +79,7 @@ class InodeTree:
         folder = ROOT
         for part in parts[:-1]:
             folder = self._follow(call, named or path, folder, self._child(folder, part))
-            if not isinstance(self.nodes[folder], Folder):
+            if not isinstance(self.nodes[folder], MemoryFolder):
                 raise refused(call, named or path, errno.ENOTDIR)
         if parts and len(os.fsencode(parts[-1])) > 255:
             raise refused(call, named or path, errno.ENAMETOOLONG)
@@ -111,7 +111,7 @@ class InodeTree:
         *above, name = link.target.split("/")
         for part in above:
             folder = self._follow(call, path, folder, self._child(folder, part), depth + 1)
-            if not isinstance(self.nodes[folder], Folder):
+            if not isinstance(self.nodes[folder], MemoryFolder):
                 raise refused(call, path, errno.ENOTDIR)
         return folder, name
 
@@ -147,21 +147,21 @@ class InodeTree:
         if self._holds(there, old):
             return errno.ENOTEMPTY
         source, target = self.nodes[moved], self.nodes[there]
-        if isinstance(target, Folder):
+        if isinstance(target, MemoryFolder):
             return (
                 0
-                if isinstance(source, Folder) and not target.names
+                if isinstance(source, MemoryFolder) and not target.names
                 else errno.ENOTEMPTY
-                if isinstance(source, Folder)
+                if isinstance(source, MemoryFolder)
                 else errno.EISDIR
             )
-        return errno.ENOTDIR if isinstance(source, Folder) else 0
+        return errno.ENOTDIR if isinstance(source, MemoryFolder) else 0
 
     def _holds(self, number: int, inner: int) -> bool:
         """Whether `inner` is the directory `number` or lies below it."""
         node = self.nodes[number]
         return number == inner or (
-            isinstance(node, Folder)
+            isinstance(node, MemoryFolder)
             and any(self._holds(below, inner) for below in node.names.values())
         )
 
@@ -176,8 +176,9 @@ class InodeTree:
             kind, size = stat.S_IFLNK | 0o777, len(os.fsencode(node.target))
         links = (
             1
-            if not isinstance(node, Folder)
-            else 2 + sum(isinstance(self.nodes[below], Folder) for below in node.names.values())
+            if not isinstance(node, MemoryFolder)
+            else 2
+            + sum(isinstance(self.nodes[below], MemoryFolder) for below in node.names.values())
         )
         return os.stat_result(
             (kind, number + 1, _DEVICE, links, os.geteuid(), os.getegid(), size, 0, 0, 0)
@@ -188,9 +189,9 @@ class InodeTree:
         assert isinstance(node, File)
         return node
 
-    def _folder(self, number: int) -> Folder:
+    def _folder(self, number: int) -> MemoryFolder:
         node = self.nodes[number]
-        assert isinstance(node, Folder)
+        assert isinstance(node, MemoryFolder)
         return node
 
 
@@ -236,7 +237,7 @@ class ModelFs(InodeTree):
         self._next_fd = 3
 
     def mkdir(self, path: Path) -> None:
-        self._make("mkdir", path, Folder())
+        self._make("mkdir", path, MemoryFolder())
 
     def open(self, path: Path, flags: int) -> int:
         folder, name = self._place("open", path)
@@ -294,7 +295,7 @@ class ModelFs(InodeTree):
         number = self._child(folder, name)
         if number is None:
             raise refused("fsync of the directory", path, errno.ENOENT)
-        if not isinstance(self.nodes[number], Folder):
+        if not isinstance(self.nodes[number], MemoryFolder):
             raise refused("fsync of the directory", path, errno.ENOTDIR)
         self.log.append(FsOp("fsyncdir", number))
 
@@ -324,7 +325,7 @@ class ModelFs(InodeTree):
 
     def unlink(self, path: Path) -> None:
         folder, name, number = self._existing("unlink", path)
-        if isinstance(self.nodes[number], Folder):
+        if isinstance(self.nodes[number], MemoryFolder):
             raise refused("unlink", path, errno.EISDIR)
         del self._folder(folder).names[name]
         self.log.append(FsOp("unlink", number, folder, name))
@@ -332,7 +333,7 @@ class ModelFs(InodeTree):
     def rmdir(self, path: Path) -> None:
         folder, name, number = self._existing("rmdir", path)
         node = self.nodes[number]
-        if not isinstance(node, Folder):
+        if not isinstance(node, MemoryFolder):
             raise refused("rmdir", path, errno.ENOTDIR)
         if node.names:
             raise refused("rmdir", path, errno.ENOTEMPTY)
@@ -343,7 +344,7 @@ class ModelFs(InodeTree):
         folder, name = self._place("list", path)
         number = self._follow("list", path, folder, self._child(folder, name))
         node = self.nodes[number]
-        if not isinstance(node, Folder):
+        if not isinstance(node, MemoryFolder):
             raise refused("list", path, errno.ENOTDIR)
         return sorted(node.names)
 
@@ -364,7 +365,7 @@ class ModelFs(InodeTree):
         return number
 
     def _opened(self, path: object, folder: int, name: str, flags: int) -> int:
-        if not isinstance(self.nodes[folder], Folder):
+        if not isinstance(self.nodes[folder], MemoryFolder):
             raise refused("open", path, errno.ENOTDIR)
         number = self._child(folder, name)
         if flags & os.O_CREAT and not flags & (os.O_EXCL | os.O_NOFOLLOW):
@@ -388,7 +389,7 @@ class ModelFs(InodeTree):
             raise refused("open", path, errno.ENOTDIR if flags & os.O_DIRECTORY else errno.ELOOP)
         number = self._follow("open", path, folder, number)
         node, writes = self.nodes[number], flags & os.O_ACCMODE != os.O_RDONLY
-        if isinstance(node, Folder) and (writes or flags & os.O_CREAT):
+        if isinstance(node, MemoryFolder) and (writes or flags & os.O_CREAT):
             raise refused("open", path, errno.EISDIR)
         if isinstance(node, File):
             if flags & os.O_DIRECTORY:

@@ -33,7 +33,7 @@ Edit = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Variant:
+class GoldenVariant:
     """A golden checkpoint changed by `edit` with all hashes updated: `layer` rejects it, and `says`
     is the expected reason and advice.
     """
@@ -43,23 +43,23 @@ class Variant:
     says: tuple[str, ...]
 
 
-def version(value: object, *says: str) -> Variant:
-    return Variant(
+def version(value: object, *says: str) -> GoldenVariant:
+    return GoldenVariant(
         lambda records: records["manifest"].update(schema_version=value),
         "manifest",
         ("format", *says),
     )
 
 
-def unknown(layer: str, *path: str) -> Variant:
+def unknown(layer: str, *path: str) -> GoldenVariant:
     """Add a key that no format has to the object at `path` ("*": its first entry)."""
-    return Variant(
+    return GoldenVariant(
         lambda records: _at(records, path).update(colour="red"), layer, ("has no field 'colour'",)
     )
 
 
-def lacking(layer: str, key: str, *path: str) -> Variant:
-    return Variant(lambda records: _at(records, path).pop(key), layer, (f"lacks {key!r}",))
+def lacking(layer: str, key: str, *path: str) -> GoldenVariant:
+    return GoldenVariant(lambda records: _at(records, path).pop(key), layer, (f"lacks {key!r}",))
 
 
 def _at(value: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ _TENSOR = ("manifest", "parts", "*", "tensors", "*")
 
 READS = " and ".join(map(str, READABLE))
 
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[str, GoldenVariant] = {
     "the next version": version(FORMAT_VERSION + 1, str(FORMAT_VERSION + 1), "upgrade"),
     "a far version": version(999, "999", "upgrade"),
     "version 0": version(0, "format 0", f"reads {READS}"),
@@ -80,14 +80,14 @@ VARIANTS: dict[str, Variant] = {
     "a version with a fraction": version(1.5, "format 1.5", f"reads {READS}"),
     "a whole version as a float": version(float(FORMAT_VERSION), f"format {float(FORMAT_VERSION)}"),
     "no digest": lacking("manifest", "digest", "manifest"),
-    "a digest that nobody knows": Variant(
+    "a digest that nobody knows": GoldenVariant(
         lambda records: records["manifest"].update(digest="md5"),
         "manifest",
         ("'md5'", "blake3 and sha256"),
     ),
     "a version in quotes": version(str(FORMAT_VERSION), f"format '{FORMAT_VERSION}'"),
     "a version that is true": version(True, "format True"),
-    "no version": Variant(
+    "no version": GoldenVariant(
         lambda records: records["manifest"].pop("schema_version"), "manifest", ("format None",)
     ),
     "unknown key in MANIFEST": unknown("manifest", "manifest"),
@@ -98,7 +98,7 @@ VARIANTS: dict[str, Variant] = {
     "key missing in a part": lacking("manifest", "chunk_sums", "manifest", "parts", "*"),
     "key missing in a tensor": lacking("manifest", "shape", *_TENSOR),
     "key missing in COMMIT": lacking("commit", "prev_commit_sha256", "commit"),
-    "the next version with keys of its own": Variant(
+    "the next version with keys of its own": GoldenVariant(
         lambda records: records["manifest"].update(schema_version=FORMAT_VERSION + 1, colour="red"),
         "manifest",
         (str(FORMAT_VERSION + 1), "upgrade"),
@@ -227,7 +227,7 @@ class _Watching(FsWrapper):
         return act()
 
 
-def _refused(path: Path, variant: Variant) -> dict[str, Any]:
+def _refused(path: Path, variant: GoldenVariant) -> dict[str, Any]:
     """The changed checkpoint must be rejected by integrity check and loader, from its records
     alone.
     """

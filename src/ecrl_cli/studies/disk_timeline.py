@@ -21,12 +21,21 @@ from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.config.studies import DiskTimeline
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.clock import monotonic
-from ecrl_cli.metrics.disk import Disk, Sampler, bursts, coarser, disk_of, rates, read_disk, split
+from ecrl_cli.metrics.disk import (
+    Disk,
+    DiskSampler,
+    bursts,
+    coarser,
+    disk_of,
+    rates,
+    read_disk,
+    split,
+)
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.events import DiskLine
-from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.result import Figure, Findings, ResultColumn, ResultTable, Series
 from ecrl_cli.studies.frame.store_fixture import write_mode
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Record, Study, StudyContext, Trial, TrialResults
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only with the bytes on disk
 
@@ -56,7 +65,7 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     store = CheckpointStore(root, StoreConfig(mode=write_mode(trial.facts["mode"]), keep=2))
     try:
         store.claim(0)
-        with Sampler(config.fine_s, lambda: read_disk(disk), lines.append) as sampler:
+        with DiskSampler(config.fine_s, lambda: read_disk(disk), lines.append) as sampler:
             saves = _stretch(config.every_s, disk, store, images)
         if sampler.trouble:
             raise sampler.trouble
@@ -175,18 +184,18 @@ class Stretch:
         )
 
 
-def _bursts(stretches: Sequence[Stretch]) -> Table:
+def _bursts(stretches: Sequence[Stretch]) -> ResultTable:
     columns = (
-        Column("mode", "write mode"),
-        Column("interval", "interval", "seconds"),
-        Column("held", "intervals with a checkpoint", "count"),
-        Column("free", "others", "count"),
-        Column("tps_held", "transfers/s with (mean)", "number"),
-        Column("tps_free", "transfers/s without (mean)", "number"),
-        Column("written_held", "written/s with (median)", "bytes"),
-        Column("written_free", "written/s without (median)", "bytes"),
-        Column("above", "busier than nine in ten others", "count"),
-        Column("p", "rank test p", "number"),
+        ResultColumn("mode", "write mode"),
+        ResultColumn("interval", "interval", "seconds"),
+        ResultColumn("held", "intervals with a checkpoint", "count"),
+        ResultColumn("free", "others", "count"),
+        ResultColumn("tps_held", "transfers/s with (mean)", "number"),
+        ResultColumn("tps_free", "transfers/s without (mean)", "number"),
+        ResultColumn("written_held", "written/s with (median)", "bytes"),
+        ResultColumn("written_free", "written/s without (median)", "bytes"),
+        ResultColumn("above", "busier than nine in ten others", "count"),
+        ResultColumn("p", "rank test p", "number"),
     )
     rows = tuple(
         _burst(stretch, interval_s) for stretch in stretches for interval_s in stretch.intervals
@@ -195,7 +204,7 @@ def _bursts(stretches: Sequence[Stretch]) -> Table:
         "Bursts by bytes written. Rank test: Mann-Whitney, one-sided: would intervals with a"
         " checkpoint be as busy by chance?"
     )
-    return Table(
+    return ResultTable(
         "bursts", "Do checkpoints line up with bursts of disk activity?", columns, rows, note
     )
 
@@ -207,15 +216,15 @@ def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
     }
 
 
-def _saves(stretches: Sequence[Stretch]) -> Table:
+def _saves(stretches: Sequence[Stretch]) -> ResultTable:
     columns = (
-        Column("mode", "write mode"),
-        Column("checkpoint", "checkpoint", "count"),
-        Column("at", "submitted at", "seconds"),
-        Column("took", "acknowledged after", "seconds"),
-        Column("payload", "payload", "bytes"),
-        Column("written", "written by then", "bytes"),
-        Column("lag", "as much on disk after", "seconds"),
+        ResultColumn("mode", "write mode"),
+        ResultColumn("checkpoint", "checkpoint", "count"),
+        ResultColumn("at", "submitted at", "seconds"),
+        ResultColumn("took", "acknowledged after", "seconds"),
+        ResultColumn("payload", "payload", "bytes"),
+        ResultColumn("written", "written by then", "bytes"),
+        ResultColumn("lag", "as much on disk after", "seconds"),
     )
     rows = []
     for stretch in stretches:
@@ -233,7 +242,9 @@ def _saves(stretches: Sequence[Stretch]) -> Table:
         "Empty: not within the stretch; the kernel writes unsynced data when it likes, up to half a"
         " minute later."
     )
-    return Table("saves", "What the disk had when a save returned", columns, tuple(rows), note)
+    return ResultTable(
+        "saves", "What the disk had when a save returned", columns, tuple(rows), note
+    )
 
 
 def _written(stretches: Sequence[Stretch]) -> Figure:
@@ -293,7 +304,7 @@ def _lined_up(stretch: Stretch) -> Gate:
     return Gate(f"burst: {stretch.mode}", during > meanwhile, said)
 
 
-def _findings(results: Results) -> Findings:
+def _findings(results: TrialResults) -> Findings:
     stretches = [Stretch(record, results.keys) for record in results.records]
     note = results.context.shared(_disk).note
     notes = (

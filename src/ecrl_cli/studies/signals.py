@@ -35,7 +35,15 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
     whole,
 )
 from ecrl_cli.studies.frame.gates import OVER, all_good, all_of, by_design, mutants_found
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Study,
+    StudyContext,
+    Trial,
+    TrialResults,
+    planted,
+)
 from ecrl_cli.studies.frame.tables import (
     TableSpec,
     cell,
@@ -258,7 +266,7 @@ def _kept(record: Record) -> bool:
     return bool(record.found["kept"])
 
 
-def _gates(results: Results) -> Iterator[Gate]:
+def _gates(results: TrialResults) -> Iterator[Gate]:
     graceful = [record for record in results.of("case") if record.found["graceful"]]
     kept = sum(map(_kept, graceful))
     yield Gate(
@@ -271,7 +279,7 @@ def _gates(results: Results) -> Iterator[Gate]:
         yield all_good("control", results.of("control"), _good, what)
 
 
-def _notes(results: Results) -> tuple[str, ...]:
+def _notes(results: TrialResults) -> tuple[str, ...]:
     return (
         by_design(results, "stops ended as promised"),
         (

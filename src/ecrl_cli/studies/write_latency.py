@@ -16,9 +16,9 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.frame.published import published
-from ecrl_cli.studies.frame.result import Column, Figure, Findings, Series, Table
+from ecrl_cli.studies.frame.result import Figure, Findings, ResultColumn, ResultTable, Series
 from ecrl_cli.studies.frame.store_fixture import write_mode
-from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial, TrialResults
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,7 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _findings(results: Results) -> Findings:
+def _findings(results: TrialResults) -> Findings:
     import pandas as pd  # import takes a second
 
     frame = pd.DataFrame(
@@ -188,21 +188,21 @@ def _published(arm: str) -> dict[str, Any]:
     }
 
 
-def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
+def _latency(rows: list[dict[str, Any]], payload: int) -> ResultTable:
     columns = (
-        Column("mode", "write mode"),
-        Column("n", "saves", "count"),
-        *(Column(name, name, "seconds") for name in ("p50", "p90", "p99")),
+        ResultColumn("mode", "write mode"),
+        ResultColumn("n", "saves", "count"),
+        *(ResultColumn(name, name, "seconds") for name in ("p50", "p90", "p99")),
         *(
-            Column(f"{name}_overhead", f"{name} overhead", "change")
+            ResultColumn(f"{name}_overhead", f"{name} overhead", "change")
             for name in ("p50", "p90", "p99")
         ),
         *(
-            Column(f"published_{name}", f"published {name}", "seconds")
+            ResultColumn(f"published_{name}", f"published {name}", "seconds")
             for name in ("p50", "p90", "p99")
         ),
         *(
-            Column(f"published_{name}_overhead", f"published {name} overhead", "change")
+            ResultColumn(f"published_{name}_overhead", f"published {name} overhead", "change")
             for name in ("p50", "p99")
         ),
     )
@@ -211,10 +211,10 @@ def _latency(rows: list[dict[str, Any]], payload: int) -> Table:
         " (mode - unsafe) / unsafe; the published percentages follow from the published"
         " milliseconds, which come from another machine (macOS 14.6, APFS)."
     )
-    return Table("latency", "Latency of a save by write mode", columns, tuple(rows), note)
+    return ResultTable("latency", "Latency of a save by write mode", columns, tuple(rows), note)
 
 
-def _deployment(rows: list[dict[str, Any]]) -> Table:
+def _deployment(rows: list[dict[str, Any]]) -> ResultTable:
     """The published advice beside its measured cost."""
     found = [
         {
@@ -232,19 +232,19 @@ def _deployment(rows: list[dict[str, Any]]) -> Table:
         if row["mode"] in ADVICE
     ]
     columns = (
-        Column("mode", "write mode"),
-        Column("advice", "published advice"),
-        Column("published_overhead", "published p50 overhead", "change"),
-        Column("overhead", "p50 overhead here", "change"),
-        Column("p99", "p99 here", "seconds"),
-        Column("published_interval_ppm", "published p99 / 30 minutes (ppm)", "number"),
-        Column("interval_ppm", "p99 here / 30 minutes (ppm)", "number"),
+        ResultColumn("mode", "write mode"),
+        ResultColumn("advice", "published advice"),
+        ResultColumn("published_overhead", "published p50 overhead", "change"),
+        ResultColumn("overhead", "p50 overhead here", "change"),
+        ResultColumn("p99", "p99 here", "seconds"),
+        ResultColumn("published_interval_ppm", "published p99 / 30 minutes (ppm)", "number"),
+        ResultColumn("interval_ppm", "p99 here / 30 minutes (ppm)", "number"),
     )
     note = (
         "Published besides: the integrity check always, whatever the mode. What each mode loses:"
         " the studies power-loss and crash-points."
     )
-    return Table(
+    return ResultTable(
         "deployment", "The published advice beside what it costs here", columns, tuple(found), note
     )
 

@@ -53,7 +53,7 @@ from ecrl_cli.supervision.launch.launcher import (
     needs_private_network,
 )
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
-from ecrl_cli.supervision.launch.writer_process import Writer
+from ecrl_cli.supervision.launch.writer_process import WriterProcess
 from ecrl_cli.supervision.launch.zygote import preload
 from ecrl_cli.supervision.resume import ResumePlan, choose, order, quarantine_rejected, state_of
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
@@ -119,7 +119,7 @@ class Supervisor:
             else config.world_size
         )
         self._snapshots = SnapshotPair.create() if strategy_of(config).snapshots else None
-        self._writer = Writer(layout, self._heartbeats)
+        self._writer = WriterProcess(layout, self._heartbeats)
         self._grace = GraceBudget(layout, config.supervision.grace_s, ui.note)
         self._listener: ControlServer | None = None
         self._running: RunningAttempt | None = None

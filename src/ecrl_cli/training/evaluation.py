@@ -122,7 +122,7 @@ class Evaluator:
         for first in range(state.rank * batch, size, state.world_size * batch):
             ids = np.arange(first, min(first + batch, size), dtype=np.int64)
             pixels, targets = self.held_out.fetch(ids)
-            # Copied into memory that torch has aligned: see `data.loading.Batch`.
+            # Copied into memory that torch has aligned: see `data.loading.SampleBatch`.
             x = torch.from_numpy(normalised(pixels, self.held_out.traits)).clone().to(state.device)
             y = torch.from_numpy(targets).clone().to(state.device)
             with self.autocast:

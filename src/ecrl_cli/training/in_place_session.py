@@ -53,7 +53,7 @@ from ecrl_cli.recovery.group_rendezvous import HeartbeatMembership
 from ecrl_cli.storage.files import write_whole
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.rendezvous import TcpStoreAddress
-from ecrl_cli.training.session import Session, make_deterministic
+from ecrl_cli.training.session import RankSession, make_deterministic
 from ecrl_cli.training.train_loop import TrainLoop
 from ecrl_cli.training.train_step import (
     FaultTolerantTrainStep,
@@ -159,7 +159,7 @@ class CarriedState:
         self.held_out: SampleSet | None = None
 
 
-class InPlaceSession(Session):
+class InPlaceSession(RankSession):
     """One rank in one attempt. `kept`: what its process carries from attempt to attempt."""
 
     kept: CarriedState

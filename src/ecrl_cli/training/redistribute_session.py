@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.recovery.fault_tolerant_allreduce import FaultTolerantGroup, PeersLost
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.in_place_session import InPlaceSession
@@ -50,7 +50,7 @@ class FaultTolerantReplicaTrainStep:
     def keep_state(self, global_step: int, loss: float) -> None:
         """Nothing: between steps all ranks have the same generators and the same loss."""
 
-    def run(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: SampleBatch, global_step: int) -> StepResult:
         """PeersLost if the step is aborted: this rank's state is then that before the step."""
         self.interrupted = global_step
         self._peers.begin(global_step)

@@ -34,7 +34,7 @@ from ecrl_cli.checkpoint.capture.rng import seed_replica
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.models.optimization import autocast, begin_update, build_scaler, build_scheduler
 from ecrl_cli.training.control_client import HeartbeatWriter
 from ecrl_cli.training.losses import classification
@@ -356,7 +356,7 @@ class ReplicaTrainStep:
         )
         return replace(self, owned=owned(self.replicas, rank, world_size), exchange=exchange)
 
-    def run(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: SampleBatch, global_step: int) -> StepResult:
         """Compute every owned replica, exchange, update. Afterwards the RNG state is the same on
         every rank.
         """
@@ -386,7 +386,7 @@ class ReplicaTrainStep:
         seed_replica(self.seed, global_step - 1, self.replicas)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _compute(self, batch: Batch, part: slice) -> torch.Tensor:
+    def _compute(self, batch: SampleBatch, part: slice) -> torch.Tensor:
         """One replica's forward and backward pass; returns its mean loss. The samples are copied,
         so that their memory alignment cannot matter.
         """

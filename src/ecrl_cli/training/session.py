@@ -58,7 +58,7 @@ from ecrl_cli.training.train_step import (
 REPORT_EVERY_S = 0.05
 
 
-class Session:
+class RankSession:
     """One rank in one attempt, from rendezvous to final record."""
 
     def __init__(

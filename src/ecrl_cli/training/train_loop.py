@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.strategies.strategy import Strategy
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.data.loading import Batch, BatchLoader
+from ecrl_cli.data.loading import BatchLoader, SampleBatch
 from ecrl_cli.data.order import ResumableGlobalBatchSampler, ids_hash
 from ecrl_cli.errors import LossNotFinite
 from ecrl_cli.failures.injector import Injector
@@ -188,7 +188,9 @@ class TrainLoop:
                 "loss", fact, "if it comes back after a restart, lower optimizer.lr"
             )
 
-    def log(self, batch: Batch, epoch: int, cursor: int, began: float, result: StepResult) -> None:
+    def log(
+        self, batch: SampleBatch, epoch: int, cursor: int, began: float, result: StepResult
+    ) -> None:
         """Write the step's log line. It is handed to the kernel before any barrier that precedes a
         capture.
         """

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ecrl_cli.checkpoint.capture.rng import capture_rng, packed, restore_rng, unpacked
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.tasks import TASKS
-from ecrl_cli.data.loading import Batch
+from ecrl_cli.data.loading import SampleBatch
 from ecrl_cli.errors import ConfigError, plural
 from ecrl_cli.models.optimization import autocast, begin_update
 from ecrl_cli.records.events import DatasetRecord
@@ -161,7 +161,7 @@ class TaskUpdate:
 
 
 class TrainStep(Protocol):
-    def run(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: SampleBatch, global_step: int) -> StepResult:
         """Do the step `global_step` with this rank's samples. Collective."""
 
 
@@ -201,7 +201,7 @@ class DataParallelTrainStep:
     loss: Loss = classification
     own_update: TaskUpdate | None = None
 
-    def run(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: SampleBatch, global_step: int) -> StepResult:
         """Forward, backward (DDP averages the gradients), update."""
         x, y = batch.x.to(self.device), batch.y.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -270,7 +270,7 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
         self._states = capture_rng(self.device)
         self._keep(global_step, _LOSS.pack(loss) + packed(self._states))
 
-    def run(self, batch: Batch, global_step: int) -> StepResult:
+    def run(self, batch: SampleBatch, global_step: int) -> StepResult:
         """PeersLost if the step is aborted: this rank's state is then rolled back to before the
         step.
         """

@@ -173,9 +173,9 @@ def _train(
         )
         left = session.take_part(kept)
         return (left, kept) if left else None
-    from ecrl_cli.training.session import Session
+    from ecrl_cli.training.session import RankSession
 
-    Session(config, layout, order, assignment.rendezvous, clock, control).train()
+    RankSession(config, layout, order, assignment.rendezvous, clock, control).train()
     return None
 
 

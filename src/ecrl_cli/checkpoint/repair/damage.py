@@ -104,7 +104,7 @@ def search(data: bytes, is_right: Callable[[bytes], bool]) -> BitFlip | None:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileDamage:
     """The damage of one file. If `repairable`, undoing `flips` repairs it: the corrected bytes
     match their recorded hash.
     """
@@ -134,7 +134,7 @@ class _Seen:
             self.longest = max(self.longest, self.run, key=lambda run: run[1] - run[0])
 
 
-def find_damage(fs: Fs, fd: int, size: int, name: str, manifest: Manifest) -> Finding | None:
+def find_damage(fs: Fs, fd: int, size: int, name: str, manifest: Manifest) -> FileDamage | None:
     """The damage of the open part `name`, which has `size` bytes; None if there is none. Raises the
     errors of reading.
     """
@@ -146,7 +146,7 @@ def find_damage(fs: Fs, fd: int, size: int, name: str, manifest: Manifest) -> Fi
         return None
     facts = [_size_fact(size, entry)] if size != entry.bytes else []
     if matches:
-        return Finding(
+        return FileDamage(
             name,
             f"{facts[0]}; the first {entry.bytes} match the {TITLES[manifest.digest]}",
             repairable=True,
@@ -159,13 +159,13 @@ def find_damage(fs: Fs, fd: int, size: int, name: str, manifest: Manifest) -> Fi
     chunks, flips = tuple(sorted(seen.bad)), _flips(seen.bad, entry, sums)
     if flips and whole == entry.bytes and _matches(fs, fd, name, manifest, flips):
         hit = where.tensors([(flip.offset, flip.offset + 1) for flip in flips])
-        return Finding(
+        return FileDamage(
             name, "; ".join([*facts, *where.flips(flips)]), chunks, flips, hit, repairable=True
         )
     facts += where.chunks(chunks) if chunks else []
     if seen.longest[1]:
         facts.append(f"bytes {seen.longest[0]} to {seen.longest[1] - 1} read as zero")
-    return Finding(
+    return FileDamage(
         name,
         "; ".join(facts) or "no chunk sum sees the damage",
         chunks,

@@ -24,7 +24,7 @@ from ecrl_cli.checkpoint.format.names import (
     STEP_NAME,
     TRAIN,
 )
-from ecrl_cli.checkpoint.repair.damage import NAMED, BitFlip, Finding, find_damage
+from ecrl_cli.checkpoint.repair.damage import NAMED, BitFlip, FileDamage, find_damage
 from ecrl_cli.checkpoint.repair.record_repair import (
     Form,
     RepairedRecord,
@@ -64,7 +64,7 @@ class Source:
 class Diagnosis:
     """All findings; `sources`: the files of a repaired copy."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileDamage] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
 
     @property
@@ -129,7 +129,7 @@ class _Search:
         if extra := sorted(set(names) - {COMMIT, MANIFEST, *_PARTS}):
             more = f", nor do {len(extra) - 1} others" if len(extra) > 1 else ""
             self.made.findings.append(
-                Finding(
+                FileDamage(
                     extra[0][:80],
                     f"does not belong{more}; a repaired copy goes without",
                     repairable=True,
@@ -154,7 +154,7 @@ class _Search:
         if mended is None:
             return
         if mended.value is None:
-            self.made.findings.append(Finding(name, "what changed in it cannot be told"))
+            self.made.findings.append(FileDamage(name, "what changed in it cannot be told"))
             return
         if mended.flips:
             bits = ", ".join(f"byte {flip.offset} bit {flip.bit}" for flip in mended.flips[:NAMED])
@@ -162,7 +162,7 @@ class _Search:
                 f" and {len(mended.flips) - NAMED} more bits" if len(mended.flips) > NAMED else ""
             )
             text = f"{bits}{more} flipped; the corrected bytes match the {oracle}"
-            self.made.findings.append(Finding(name, text, (), mended.flips, (), repairable=True))
+            self.made.findings.append(FileDamage(name, text, (), mended.flips, (), repairable=True))
         self.made.sources.append(Source(name, mended.bytes, mended.flips))
 
     def record(self, name: str, limit: int) -> bytes | None:
@@ -208,4 +208,4 @@ class _Search:
             error.fact if isinstance(error, StorageError) else str(error).removeprefix(f"{name} ")
         )
         missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-        self.made.findings.append(Finding(name, f"{name} is missing" if missing else text[:200]))
+        self.made.findings.append(FileDamage(name, f"{name} is missing" if missing else text[:200]))

@@ -22,7 +22,7 @@ from ecrl_cli.records.survivor_records import LOST, REPEATED
 from ecrl_cli.replication.mini_batch.simulated_run import (
     RECOVER,
     Corrections,
-    Failure,
+    SimulatedFailure,
     SimulatedRun,
 )
 from ecrl_cli.replication.mini_batch.simulated_trainer import State, average
@@ -152,7 +152,7 @@ CORRECTIONS = ("mask", "buffers", "division")
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScenarioTrial:
     """One trial of a scenario. `survivors`: their number; 0 where no gradients are used after the
     failure. `flipped`: the correction whose setting is inverted for this cell, or empty.
     """
@@ -163,15 +163,15 @@ class Cell:
     flipped: str = ""
 
 
-def planned(config: MiniBatchFailure) -> list[Cell]:
+def planned(config: MiniBatchFailure) -> list[ScenarioTrial]:
     """Every cell of a scenario. A checkpoint restart and its replay do not depend on when the
     failure came, so they are run once.
     """
-    cells: list[Cell] = []
+    cells: list[ScenarioTrial] = []
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
             numbers = config.survivors if strategy == "lossy_forward" else (0,)
-            cells += [Cell(strategy, percent, number) for number in numbers]
+            cells += [ScenarioTrial(strategy, percent, number) for number in numbers]
     return [*cells, *_flipped(config)]
 
 
@@ -185,7 +185,7 @@ def _percents(config: MiniBatchFailure, strategy: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*in_forward, *config.percents)))
 
 
-def _flipped(config: MiniBatchFailure) -> Iterator[Cell]:
+def _flipped(config: MiniBatchFailure) -> Iterator[ScenarioTrial]:
     """Cells with one correction inverted, wherever it can make a difference; for the survivors'
     division at the least, the middle and the largest number.
     """
@@ -193,11 +193,13 @@ def _flipped(config: MiniBatchFailure) -> Iterator[Cell]:
     for strategy in config.strategies:
         for percent in _percents(config, strategy):
             if strategy in ("half_updated_rollback", "skip") and percent:
-                yield Cell(strategy, percent, flipped="mask")
+                yield ScenarioTrial(strategy, percent, flipped="mask")
             if strategy == "half_updated_rollback":
-                yield Cell(strategy, percent, flipped="buffers")
+                yield ScenarioTrial(strategy, percent, flipped="buffers")
             if strategy == "lossy_forward":
-                yield from (Cell(strategy, percent, number, "division") for number in numbers)
+                yield from (
+                    ScenarioTrial(strategy, percent, number, "division") for number in numbers
+                )
 
 
 def middle(values: tuple[int, ...]) -> int:
@@ -271,8 +273,10 @@ def replace_corrections(sim: SimulatedRun, chosen: Corrections) -> SimulatedRun:
     return replace(sim, corrections=chosen, applied=[], lost_samples=[], kept=True, steps_s=[])
 
 
-def _try(sim: SimulatedRun, cell: Cell, mini_batch: int, who: tuple[int, ...]) -> dict[str, Any]:
-    RECOVER[cell.strategy](sim, Failure(mini_batch, cell.percent, who))
+def _try(
+    sim: SimulatedRun, cell: ScenarioTrial, mini_batch: int, who: tuple[int, ...]
+) -> dict[str, Any]:
+    RECOVER[cell.strategy](sim, SimulatedFailure(mini_batch, cell.percent, who))
     accuracy, loss = sim.samples.accuracy(sim.trainee.model)
     restarted = cell.strategy == "checkpoint_restart"
     first = mini_batch - (mini_batch - 1) % sim.samples.per_epoch if restarted else mini_batch

@@ -9,8 +9,14 @@ from statistics import fmean
 from typing import Any
 
 from ecrl_cli.metrics.statistics import Summary, summary
-from ecrl_cli.replication.mini_batch.counts import APPLICATION, Counts, Run, spread, spread_columns
-from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.replication.mini_batch.counts import (
+    APPLICATION,
+    MiniBatchCounts,
+    Run,
+    spread,
+    spread_columns,
+)
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
 
 SUPPORTED, CONTRADICTED, UNDECIDED, TOO_SMALL = (
     "supported",
@@ -23,15 +29,15 @@ ROLLBACK, FORWARD = "half_updated_rollback", "lossy_forward"
 TWICE = (1.5, 2.1)  # "almost twice"
 _COLUMNS = (
     APPLICATION,
-    Column("claim", "published claim"),
-    Column("measured_as", "measured here as"),
-    Column("n", "seeds", "count"),
+    ResultColumn("claim", "published claim"),
+    ResultColumn("measured_as", "measured here as"),
+    ResultColumn("n", "seeds", "count"),
     *spread_columns("measured", "measured", "number"),
-    Column("verdict", "verdict"),
+    ResultColumn("verdict", "verdict"),
 )
 
 
-def claims(counts: Counts) -> Table:
+def claims(counts: MiniBatchCounts) -> ResultTable:
     """A row per claim and application; empty unless both strategies were tried."""
     rows = [row for application in counts.applications for row in _of(counts, application)]
     note = (
@@ -40,10 +46,10 @@ def claims(counts: Counts) -> Table:
         " difference in accuracy is depends on the data: that is judged at the published scale"
         " alone."
     )
-    return Table("claims", "The published claims", _COLUMNS, tuple(rows), note)
+    return ResultTable("claims", "The published claims", _COLUMNS, tuple(rows), note)
 
 
-def _of(counts: Counts, application: str) -> list[dict[str, Any]]:
+def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
     runs = [
         scenarios
         for record in counts.runs_of(application)

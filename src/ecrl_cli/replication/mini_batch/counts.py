@@ -10,9 +10,9 @@ from typing import Any
 
 from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.statistics import paired, ratio_interval, ratio_of_means, summary
-from ecrl_cli.replication.mini_batch.cells import Cell, planned
+from ecrl_cli.replication.mini_batch.cells import ScenarioTrial, planned
 from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, Size
-from ecrl_cli.studies.frame.result import Column
+from ecrl_cli.studies.frame.result import ResultColumn
 from ecrl_cli.studies.frame.study import Record
 
 
@@ -120,9 +120,9 @@ STRATEGIES = {
     "lossy_forward": "Lossy forward",
     "skip": "Skip",
 }
-APPLICATION = Column("application", "application")
-PUBLISHED_AT = Column("published", "published mini-batch", "count")
-HERE = Column("mini_batch", "mini-batch here", "count")
+APPLICATION = ResultColumn("application", "application")
+PUBLISHED_AT = ResultColumn("published", "published mini-batch", "count")
+HERE = ResultColumn("mini_batch", "mini-batch here", "count")
 Run = dict[str, Any]
 
 
@@ -134,7 +134,7 @@ def named(application: str, size: Size) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
+class ScenarioRuns:
     """A scenario of an application: the `published` mini-batch, the one used for it here, and one
     run per seed.
     """
@@ -159,16 +159,16 @@ class Case:
             HERE.key: self.mini_batch,
         }
 
-    def cells(self, cell: Cell) -> list[Run]:
+    def cells(self, cell: ScenarioTrial) -> list[Run]:
         """Results of `cell`, one per run that has it."""
         return [found for run in self.runs for found in run["cells"] if cell_of(found) == cell]
 
-    def pairs(self, one: Cell, other: Cell) -> list[tuple[Run, Run]]:
+    def pairs(self, one: ScenarioTrial, other: ScenarioTrial) -> list[tuple[Run, Run]]:
         """Results of both cells, for the runs that tried both."""
         tried = [{cell_of(found): found for found in run["cells"]} for run in self.runs]
         return [(found[one], found[other]) for found in tried if one in found and other in found]
 
-    def whole(self, cell: Cell) -> bool:
+    def whole(self, cell: ScenarioTrial) -> bool:
         """Whether every run tried `cell`; a gate reports missing ones."""
         return len(self.cells(cell)) == len(self.runs)
 
@@ -184,7 +184,7 @@ class Case:
         )
 
 
-class Counts:
+class MiniBatchCounts:
     """`cases`: those with records. `cells`, `longs`, `dormant`: records by kind."""
 
     def __init__(self, config: MiniBatchFailure, records: Sequence[Record]) -> None:
@@ -214,10 +214,10 @@ class Counts:
             f", published {published}" if here != published else ""
         )
 
-    def plan(self) -> list[Cell]:
+    def plan(self) -> list[ScenarioTrial]:
         return planned(self.config)
 
-    def of(self, application: str) -> list[Case]:
+    def of(self, application: str) -> list[ScenarioRuns]:
         return [case for case in self.cases if case.application == application]
 
     def tried(self, application: str) -> list[tuple[Run, Run]]:
@@ -230,14 +230,14 @@ class Counts:
             if not found["flipped"]
         ]
 
-    def every(self) -> Iterator[tuple[Case, Run]]:
+    def every(self) -> Iterator[tuple[ScenarioRuns, Run]]:
         """Every result of every cell, with its case."""
         return ((case, found) for case in self.cases for run in case.runs for found in run["cells"])
 
     def runs_of(self, application: str) -> list[Record]:
         return [record for record in self.trained if record.facts["application"] == application]
 
-    def _cases(self) -> Iterator[Case]:
+    def _cases(self) -> Iterator[ScenarioRuns]:
         for application in self.config.applications:
             size = SIZES[self.config.scale][application]
             for published, mini_batch in size.scenarios.items():
@@ -248,14 +248,14 @@ class Counts:
                 )
                 runs = tuple(each for each in found if each["mini_batch"] == mini_batch)
                 if runs:
-                    yield Case(application, size, published, mini_batch, runs)
+                    yield ScenarioRuns(application, size, published, mini_batch, runs)
 
 
-def cell_of(found: Run) -> Cell:
-    return Cell(found["strategy"], found["percent"], found["survivors"], found["flipped"])
+def cell_of(found: Run) -> ScenarioTrial:
+    return ScenarioTrial(found["strategy"], found["percent"], found["survivors"], found["flipped"])
 
 
-def label(cell: Cell) -> str:
+def label(cell: ScenarioTrial) -> str:
     """The strategy's name as in the published figures."""
     if cell.strategy == "checkpoint_restart":
         return STRATEGIES[cell.strategy]
@@ -272,11 +272,11 @@ def spread(values: Sequence[float], key: str) -> dict[str, Any]:
     return {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
 
 
-def spread_columns(key: str, text: str, kind: str) -> tuple[Column, ...]:
+def spread_columns(key: str, text: str, kind: str) -> tuple[ResultColumn, ...]:
     return (
-        Column(key, text, kind),
-        Column(f"{key}_low", f"{text}, 95% low", kind),
-        Column(f"{key}_high", f"{text}, 95% high", kind),
+        ResultColumn(key, text, kind),
+        ResultColumn(f"{key}_low", f"{text}, 95% low", kind),
+        ResultColumn(f"{key}_high", f"{text}, 95% high", kind),
     )
 
 

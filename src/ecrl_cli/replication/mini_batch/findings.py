@@ -11,14 +11,14 @@ from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.metrics.statistics import ratio_of_means, summary
 from ecrl_cli.replication.mini_batch import tables
-from ecrl_cli.replication.mini_batch.cells import Cell, corrections
+from ecrl_cli.replication.mini_batch.cells import ScenarioTrial, corrections
 from ecrl_cli.replication.mini_batch.claims import claims
 from ecrl_cli.replication.mini_batch.counts import (
     APPLICATION,
     APPLICATIONS,
-    Case,
-    Counts,
+    MiniBatchCounts,
     Run,
+    ScenarioRuns,
     cell_of,
     label,
     measured,
@@ -30,12 +30,12 @@ from ecrl_cli.studies.frame.result import Figure, Findings, Series
 from ecrl_cli.studies.frame.study import Record
 
 
-def figures(counts: Counts) -> tuple[Figure, ...]:
+def figures(counts: MiniBatchCounts) -> tuple[Figure, ...]:
     found = [*_evolutions(counts), _replay(counts), *_scenarios(counts), *_ends(counts)]
     return tuple(figure for figure in found if figure.series)
 
 
-def _evolutions(counts: Counts) -> list[Figure]:
+def _evolutions(counts: MiniBatchCounts) -> list[Figure]:
     """Published figures 2a and 2b: held-out accuracy and loss of the runs without failures, with a
     line at each scenario.
     """
@@ -68,7 +68,7 @@ def _evolutions(counts: Counts) -> list[Figure]:
     return found
 
 
-def _replay(counts: Counts) -> Figure:
+def _replay(counts: MiniBatchCounts) -> Figure:
     """Published figure 2c: the replay."""
     rows = tables.replay(counts).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
@@ -89,7 +89,7 @@ def _replay(counts: Counts) -> Figure:
     )
 
 
-def _scenarios(counts: Counts) -> list[Figure]:
+def _scenarios(counts: MiniBatchCounts) -> list[Figure]:
     """Published figures 3 and 4: accuracy and slowdown of every state, per scenario."""
     found = []
     rows = tables.accuracy(counts).rows
@@ -123,7 +123,7 @@ def _scenarios(counts: Counts) -> list[Figure]:
     return found
 
 
-def _ends(counts: Counts) -> list[Figure]:
+def _ends(counts: MiniBatchCounts) -> list[Figure]:
     rows = tables.long_run(counts).rows
     found = []
     for application in APPLICATIONS:
@@ -174,7 +174,7 @@ def _series(
     return Series(text, y, x, low, high)
 
 
-def gates(counts: Counts) -> tuple[Gate, ...]:
+def gates(counts: MiniBatchCounts) -> tuple[Gate, ...]:
     found = [
         _planned(counts),
         _casualties(counts),
@@ -197,14 +197,14 @@ def _none(name: str, wrong: Iterable[str], of: int, what: str) -> Gate:
     return Gate(name, not found and of > 0, f"{len(found)} of {of} {what}{named}")
 
 
-def _named(case: Case, found: Run) -> str:
+def _named(case: ScenarioRuns, found: Run) -> str:
     cell = cell_of(found)
     return (
         f"{case.label}: {label(cell)}{f' ({cell.flipped} the other way)' if cell.flipped else ''}"
     )
 
 
-def _planned(counts: Counts) -> Gate:
+def _planned(counts: MiniBatchCounts) -> Gate:
     """Every planned cell was tried in every scenario of every run."""
     plan = counts.plan()
     runs = [(case, run) for case in counts.cases for run in case.runs]
@@ -214,7 +214,7 @@ def _planned(counts: Counts) -> Gate:
     )
 
 
-def due(cell: Cell, workers: int) -> list[int]:
+def due(cell: ScenarioTrial, workers: int) -> list[int]:
     """Expected number of contributors to each update of the mini-batch that is part of the final
     state.
     """
@@ -229,7 +229,7 @@ def due(cell: Cell, workers: int) -> list[int]:
     )
 
 
-def _casualties(counts: Counts) -> Gate:
+def _casualties(counts: MiniBatchCounts) -> Gate:
     every = list(counts.every())
     wrong = [
         _named(case, found)
@@ -239,14 +239,14 @@ def _casualties(counts: Counts) -> Gate:
     return _none("casualties", wrong, len(every), "cells had other contributors than planned")
 
 
-def _masking(counts: Counts) -> Iterator[tuple[Case, Run, bool]]:
+def _masking(counts: MiniBatchCounts) -> Iterator[tuple[ScenarioRuns, Run, bool]]:
     """The cells in which some layers must not move, and whether the update was masked there."""
     for case, found in counts.every():
         if found["percent"] and found["strategy"] != "lossy_forward":
             yield case, found, corrections(counts.config, found["flipped"]).mask
 
 
-def _masked(counts: Counts) -> Gate | None:
+def _masked(counts: MiniBatchCounts) -> Gate | None:
     tried = [(case, found) for case, found, masked in _masking(counts) if masked]
     wrong = [_named(case, found) for case, found in tried if not found["kept"]]
     return (
@@ -261,7 +261,7 @@ def _masked(counts: Counts) -> Gate | None:
     )
 
 
-def _moved(counts: Counts) -> Gate | None:
+def _moved(counts: MiniBatchCounts) -> Gate | None:
     """Updates with zero gradients must move the state under momentum or weight decay; otherwise the
     masking gate could not fail.
     """
@@ -279,7 +279,7 @@ def _moved(counts: Counts) -> Gate | None:
     )
 
 
-def _exact(counts: Counts) -> Gate | None:
+def _exact(counts: MiniBatchCounts) -> Gate | None:
     tried = [(case, found) for case, found in counts.every() if found["strategy"] in EXACT]
     wrong = [_named(case, found) for case, found in tried if not case.exact(found)]
     return (
@@ -289,7 +289,7 @@ def _exact(counts: Counts) -> Gate | None:
     )
 
 
-def _inexact(counts: Counts) -> Gate | None:
+def _inexact(counts: MiniBatchCounts) -> Gate | None:
     """Half-updated states must not compare as exact; otherwise the comparison is blind."""
     tried = [
         (case, found)
@@ -304,7 +304,7 @@ def _inexact(counts: Counts) -> Gate | None:
     )
 
 
-def _forward(counts: Counts) -> Iterator[Gate]:
+def _forward(counts: MiniBatchCounts) -> Iterator[Gate]:
     """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to
     the published study.
     """
@@ -335,7 +335,7 @@ def _forward(counts: Counts) -> Iterator[Gate]:
         )
 
 
-def _lost_samples(counts: Counts) -> Iterator[Gate]:
+def _lost_samples(counts: MiniBatchCounts) -> Iterator[Gate]:
     every = list(counts.every())
     wrong = [
         f"{_named(case, found)}: {found['unaccounted'][0]}"
@@ -356,7 +356,7 @@ def _lost_samples(counts: Counts) -> Iterator[Gate]:
         )
 
 
-def _long(counts: Counts) -> Iterator[Gate]:
+def _long(counts: MiniBatchCounts) -> Iterator[Gate]:
     arms = [(record, arm) for record in counts.longs for arm in record.found["arms"]]
     if not arms:
         return
@@ -385,7 +385,7 @@ def _long(counts: Counts) -> Iterator[Gate]:
         )
 
 
-def _dormant(counts: Counts) -> Iterator[Gate]:
+def _dormant(counts: MiniBatchCounts) -> Iterator[Gate]:
     if counts.dormant is None:
         return
     counted, rounds = counts.dormant["counted"], counts.dormant["rounds"]
@@ -414,7 +414,7 @@ _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as u
 
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
-    counts = Counts(config, records)
+    counts = MiniBatchCounts(config, records)
     found = (
         *(
             claims(counts),
@@ -435,7 +435,7 @@ def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     )
 
 
-def _notes(counts: Counts) -> Iterator[str]:
+def _notes(counts: MiniBatchCounts) -> Iterator[str]:
     config = counts.config
     if config.scale == "smoke":
         yield (
@@ -481,7 +481,7 @@ def _notes(counts: Counts) -> Iterator[str]:
         )
 
 
-def _compared(counts: Counts, application: str) -> Iterator[str]:
+def _compared(counts: MiniBatchCounts, application: str) -> Iterator[str]:
     """Over all scenarios: each strategy's distance from Baseline, and its time relative to a
     restart.
     """

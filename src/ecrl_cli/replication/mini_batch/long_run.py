@@ -26,10 +26,15 @@ from ecrl_cli.replication.mini_batch.simulated_run import (
     EXACT,
     RECOVER,
     WITH_SURVIVORS,
-    Failure,
+    SimulatedFailure,
     SimulatedRun,
 )
-from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, State, Trainee, Workers
+from ecrl_cli.replication.mini_batch.simulated_trainer import (
+    SimulatedCheckpoints,
+    State,
+    Trainee,
+    Workers,
+)
 from ecrl_cli.replication.mini_batch.sizes import SIZES, Size
 from ecrl_cli.verify.sample_accounting import unaccounted
 
@@ -103,7 +108,7 @@ def _arm(
     strategy, often, failing = arm
     first, state = begin
     last = whole.samples.size.mini_batches(whole.workers.number)
-    checkpoints = Checkpoints(folder, whole.trainee)
+    checkpoints = SimulatedCheckpoints(folder, whole.trainee)
     sim = replace_corrections(whole, corrections(config))
     sim.checkpoints = checkpoints
     sim.trainee.restore(state)
@@ -115,7 +120,7 @@ def _arm(
                 sim.checkpoint_if_due()
             number = middle(config.survivors) if strategy in WITH_SURVIVORS else 0
             who = survivors(config, random.Random(f"{key}/{mini_batch}"), number)
-            RECOVER[strategy](sim, Failure(mini_batch, middle(config.percents), who))
+            RECOVER[strategy](sim, SimulatedFailure(mini_batch, middle(config.percents), who))
         _forward(sim, strategy, last)
     finally:
         checkpoints.close()

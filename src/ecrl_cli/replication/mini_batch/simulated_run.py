@@ -13,8 +13,8 @@ from ecrl_cli.linux.clock import processor
 from ecrl_cli.records.survivor_records import AppliedSamples, LostSamples, lost, repeated
 from ecrl_cli.replication.mini_batch.samples import Samples
 from ecrl_cli.replication.mini_batch.simulated_trainer import (
-    Checkpoints,
     Pass,
+    SimulatedCheckpoints,
     Trainee,
     Workers,
     average,
@@ -38,7 +38,7 @@ class Corrections:
 
 
 @dataclass(frozen=True)
-class Failure:
+class SimulatedFailure:
     """A failure in `mini_batch` after `percent` of the gradient tensors, in backward order, were
     averaged among all workers and applied.
 
@@ -60,7 +60,7 @@ class SimulatedRun:
 
     trainee: Trainee
     workers: Workers
-    checkpoints: Checkpoints
+    checkpoints: SimulatedCheckpoints
     corrections: Corrections = field(default_factory=Corrections)
     remembered: dict[int, list[Pass]] = field(default_factory=dict)
     applied: list[AppliedSamples] = field(default_factory=list)
@@ -77,7 +77,7 @@ class SimulatedRun:
         """Number of mini-batches done."""
         return self.trainee.cursor.done
 
-    def casualties(self, failure: Failure) -> tuple[int, ...]:
+    def casualties(self, failure: SimulatedFailure) -> tuple[int, ...]:
         return tuple(
             worker for worker in range(self.workers.number) if worker not in failure.survivors
         )
@@ -129,7 +129,7 @@ class SimulatedRun:
         self.trainee.put_buffers(found[0].buffers)
         return found
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: SimulatedFailure) -> None:
         """Run a mini-batch up to its failure: all forward passes, then the update of the gradients
         there by then; the other layers stay.
         """
@@ -174,10 +174,10 @@ class SimulatedRun:
         self.trainee.cursor.done = mini_batch
 
 
-Recover = Callable[[SimulatedRun, Failure], None]
+Recover = Callable[[SimulatedRun, SimulatedFailure], None]
 
 
-def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
+def checkpoint_restart(sim: SimulatedRun, failure: SimulatedFailure) -> None:
     """Restart from the latest checkpoint, taken at the start of the epoch, and replay including the
     mini-batch that failed.
 
@@ -189,7 +189,7 @@ def checkpoint_restart(sim: SimulatedRun, failure: Failure) -> None:
         sim.step()
 
 
-def half_updated_rollback(sim: SimulatedRun, failure: Failure) -> None:
+def half_updated_rollback(sim: SimulatedRun, failure: SimulatedFailure) -> None:
     """Immediate mini-batch rollback: spares take the survivors' state as it is, possibly half
     updated, and the mini-batch runs again.
 
@@ -214,7 +214,7 @@ def half_updated_rollback(sim: SimulatedRun, failure: Failure) -> None:
     )
 
 
-def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
+def consistent_rollback(sim: SimulatedRun, failure: SimulatedFailure) -> None:
     """Immediate rollback from a consistent state: survivors keep the state from before the update,
     and the mini-batch runs again from it.
 
@@ -228,7 +228,7 @@ def consistent_rollback(sim: SimulatedRun, failure: Failure) -> None:
     sim.step()
 
 
-def lossy_forward(sim: SimulatedRun, failure: Failure) -> None:
+def lossy_forward(sim: SimulatedRun, failure: SimulatedFailure) -> None:
     """Lossy forward recovery: survivors finish the mini-batch and average among themselves what was
     not yet applied.
 
@@ -255,7 +255,7 @@ def lossy_forward(sim: SimulatedRun, failure: Failure) -> None:
     )
 
 
-def skip(sim: SimulatedRun, failure: Failure) -> None:
+def skip(sim: SimulatedRun, failure: SimulatedFailure) -> None:
     """Skip: keep what was applied, drop the rest of the mini-batch and continue with the next one.
 
     The layers not reached get no update from this mini-batch. The buffers stay as the leader's

@@ -267,7 +267,7 @@ def _seed(seed: int, mini_batch: int, worker: int) -> int:
     return int.from_bytes(digest[:8], "big") % 2**63
 
 
-class Checkpoints:
+class SimulatedCheckpoints:
     """`saving_s`, `loading_s`: seconds per save and per load."""
 
     def __init__(self, folder: Path, trainee: Trainee) -> None:

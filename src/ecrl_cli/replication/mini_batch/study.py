@@ -101,7 +101,11 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
     from ecrl_cli.replication.mini_batch.long_run import long_run
     from ecrl_cli.replication.mini_batch.samples import samples_of
     from ecrl_cli.replication.mini_batch.simulated_run import SimulatedRun
-    from ecrl_cli.replication.mini_batch.simulated_trainer import Checkpoints, Trainee, Workers
+    from ecrl_cli.replication.mini_batch.simulated_trainer import (
+        SimulatedCheckpoints,
+        Trainee,
+        Workers,
+    )
 
     keys, application, seed = context.keys, trial.facts["application"], trial.facts["seed"]
     size, drawn = (
@@ -115,7 +119,7 @@ def _train(context: StudyContext, trial: Trial) -> dict[str, Any]:
         trainee = Trainee(samples.size, drawn)
         workers = Workers(trainee, samples)
         init_s = monotonic() - began
-        checkpoints = Checkpoints(folder / "checkpoints", trainee)
+        checkpoints = SimulatedCheckpoints(folder / "checkpoints", trainee)
         sim = SimulatedRun(trainee, workers, checkpoints, corrections(keys))
         try:
             if trial.facts["kind"] == "long":

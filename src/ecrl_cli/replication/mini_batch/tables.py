@@ -10,7 +10,7 @@ from typing import Any
 
 from ecrl_cli.metrics.statistics import ratio_interval, ratio_of_means, summary
 from ecrl_cli.replication.applications import PUBLISHED
-from ecrl_cli.replication.mini_batch.cells import CORRECTIONS, Cell
+from ecrl_cli.replication.mini_batch.cells import CORRECTIONS, ScenarioTrial
 from ecrl_cli.replication.mini_batch.counts import (
     AGAINST_COLUMNS,
     APPLICATION,
@@ -18,11 +18,11 @@ from ecrl_cli.replication.mini_batch.counts import (
     PUBLISHED_AT,
     STARTS,
     STRATEGIES,
-    Case,
-    Counts,
     MeasuredParts,
     MiniBatch,
+    MiniBatchCounts,
     Run,
+    ScenarioRuns,
     against,
     label,
     measured,
@@ -31,7 +31,7 @@ from ecrl_cli.replication.mini_batch.counts import (
     spread,
     spread_columns,
 )
-from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
 
 CORRECTED = {
     "mask": "the update is masked; published: gradients of zero",
@@ -40,20 +40,20 @@ CORRECTED = {
 }
 
 
-def accuracy(counts: Counts) -> Table:
+def accuracy(counts: MiniBatchCounts) -> ResultTable:
     """Published figures 3 and 4 as a table: the cells as configured, Before and Baseline first."""
     rows = [row for case in counts.cases for row in _rows(counts, case)]
     columns = (
         APPLICATION,
         PUBLISHED_AT,
         HERE,
-        Column("state", "state"),
-        Column("n", "seeds", "count"),
+        ResultColumn("state", "state"),
+        ResultColumn("n", "seeds", "count"),
         *spread_columns("accuracy", "held-out accuracy", "share"),
         *AGAINST_COLUMNS,
         *spread_columns("slowdown", "slowdown to Baseline", "number"),
-        Column("lost", "lost (sample, layer) pairs", "share"),
-        Column("repeated", "repeated ones", "share"),
+        ResultColumn("lost", "lost (sample, layer) pairs", "share"),
+        ResultColumn("repeated", "repeated ones", "share"),
     )
     note = (
         "Accuracy after the mini-batch of the scenario, intervals over the seeds. F-25%: a quarter"
@@ -61,7 +61,7 @@ def accuracy(counts: Counts) -> Table:
         " applied. Slowdown: processor time of the mini-batch under the strategy by that without"
         " the failure, all strategies in turn; of a checkpoint restart the replay alone."
     )
-    return Table(
+    return ResultTable(
         "accuracy",
         "Accuracy and overhead after the failed mini-batch, by strategy",
         columns,
@@ -70,7 +70,7 @@ def accuracy(counts: Counts) -> Table:
     )
 
 
-def _rows(counts: Counts, case: Case) -> list[dict[str, Any]]:
+def _rows(counts: MiniBatchCounts, case: ScenarioRuns) -> list[dict[str, Any]]:
     about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
@@ -106,7 +106,7 @@ def _rows(counts: Counts, case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def scenarios(counts: Counts) -> Table:
+def scenarios(counts: MiniBatchCounts) -> ResultTable:
     """The mini-batch used for each published one, and the model's accuracy there."""
     rows = []
     for case in counts.cases:
@@ -125,10 +125,10 @@ def scenarios(counts: Counts) -> Table:
     columns = (
         APPLICATION,
         PUBLISHED_AT,
-        Column("published_epoch", "published epoch", "count"),
+        ResultColumn("published_epoch", "published epoch", "count"),
         HERE,
-        Column("epoch", "its epoch", "count"),
-        Column("of", "of", "count"),
+        ResultColumn("epoch", "its epoch", "count"),
+        ResultColumn("of", "of", "count"),
         *spread_columns("before", "accuracy before", "share"),
         *spread_columns("baseline", "accuracy after it without a failure", "share"),
     )
@@ -136,13 +136,13 @@ def scenarios(counts: Counts) -> Table:
         "NT3's 500th mini-batch lies in epoch 8 with 56 mini-batches an epoch (1,120 / 20), as the"
         " published text says; with the 55 of the published table it would be the 9th."
     )
-    return Table("scenarios", "The scenarios", columns, tuple(rows), note)
+    return ResultTable("scenarios", "The scenarios", columns, tuple(rows), note)
 
 
 _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 
 
-def corrections(counts: Counts) -> Table:
+def corrections(counts: MiniBatchCounts) -> ResultTable:
     """The effect of each correction: the same cells and seeds with and without it."""
     rows = []
     for application in counts.applications:
@@ -159,34 +159,36 @@ def corrections(counts: Counts) -> Table:
                 )
     columns = (
         APPLICATION,
-        Column("correction", "correction"),
-        Column("strategy", "strategy"),
-        Column("percent", "failure at, % of the gradients", "count"),
-        Column("cells", "cells, over seeds and scenarios", "count"),
-        Column("changed", "of which end in another state", "count"),
-        Column("corrected", "mean accuracy, corrected", "share"),
-        Column("other", "mean accuracy, the other way", "share"),
+        ResultColumn("correction", "correction"),
+        ResultColumn("strategy", "strategy"),
+        ResultColumn("percent", "failure at, % of the gradients", "count"),
+        ResultColumn("cells", "cells, over seeds and scenarios", "count"),
+        ResultColumn("changed", "of which end in another state", "count"),
+        ResultColumn("corrected", "mean accuracy, corrected", "share"),
+        ResultColumn("other", "mean accuracy, the other way", "share"),
         *spread_columns("difference", "the other way less corrected, in points", "change"),
     )
     note = (
         "Pairs of one run. Plain SGD does not move under a gradient of zero, and a network without"
         " BatchNorm has no such buffers: there nothing changes."
     )
-    return Table("corrections", "What difference the corrections make", columns, tuple(rows), note)
+    return ResultTable(
+        "corrections", "What difference the corrections make", columns, tuple(rows), note
+    )
 
 
-def _without_numbers(cell: Cell) -> Cell:
-    return Cell(cell.strategy, cell.percent, 0, cell.flipped)
+def _without_numbers(cell: ScenarioTrial) -> ScenarioTrial:
+    return ScenarioTrial(cell.strategy, cell.percent, 0, cell.flipped)
 
 
-def _both(counts: Counts, application: str, cell: Cell) -> dict[str, Any]:
+def _both(counts: MiniBatchCounts, application: str, cell: ScenarioTrial) -> dict[str, Any]:
     """Pairs of cells without and with the correction; `corrected` is the arm that has it, whichever
     of the two is configured.
     """
     pairs = []
     for case in counts.of(application):
         for other in (each for each in counts.plan() if _without_numbers(each) == cell):
-            usual = Cell(other.strategy, other.percent, other.survivors)
+            usual = ScenarioTrial(other.strategy, other.percent, other.survivors)
             pairs += case.pairs(usual, other)
     if not getattr(counts.config, cell.flipped):
         pairs = [(other, usual) for usual, other in pairs]
@@ -198,7 +200,7 @@ def _both(counts: Counts, application: str, cell: Cell) -> dict[str, Any]:
     return row | {key: found[key] for key in ("difference", "difference_low", "difference_high")}
 
 
-def model(counts: Counts) -> Table:
+def model(counts: MiniBatchCounts) -> ResultTable:
     """Predicted from the measured parts of the same scenario and run, over all scenarios."""
     rows = []
     for parts in measured(counts.records):
@@ -219,14 +221,14 @@ def model(counts: Counts) -> Table:
             rows.append(row | _beside(pairs, parts.restart_s if strategy in STARTS else 0.0))
     columns = (
         APPLICATION,
-        Column("strategy", "strategy"),
-        Column("percent", "failure at, % of the gradients", "count"),
-        Column("n", "cells, over seeds and scenarios", "count"),
+        ResultColumn("strategy", "strategy"),
+        ResultColumn("percent", "failure at, % of the gradients", "count"),
+        ResultColumn("n", "cells, over seeds and scenarios", "count"),
         *spread_columns("measured", "measured", "seconds"),
-        Column("predicted", "predicted", "seconds"),
+        ResultColumn("predicted", "predicted", "seconds"),
         *spread_columns("error", "prediction against measured", "change"),
-        Column("overhead", "overhead of a failure, with the restart", "seconds"),
-        Column("times", "in mini-batches", "number"),
+        ResultColumn("overhead", "overhead of a failure, with the restart", "seconds"),
+        ResultColumn("times", "in mini-batches", "number"),
     )
     note = (
         "Predicted from three parts, measured in turn with the strategies: the mini-batch without a"
@@ -237,7 +239,7 @@ def model(counts: Counts) -> Table:
         " above where processes start anew; lossy forward and skip go on without newcomers. Without"
         " communication."
     )
-    return Table(
+    return ResultTable(
         "model", "The performance model beside what was measured", columns, tuple(rows), note
     )
 
@@ -270,7 +272,7 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
     return row | {"overhead": overhead, "times": overhead / summary(whole).mean}
 
 
-def outliers(counts: Counts) -> Table:
+def outliers(counts: MiniBatchCounts) -> ResultTable:
     """Distance of the survivors' average from the full one, by their number and by whether the
     outlier is among the dead.
     """
@@ -298,9 +300,9 @@ def outliers(counts: Counts) -> Table:
             rows.append(row | (spread(off, "off") if off else {}) | spread(away, "away"))
     columns = (
         APPLICATION,
-        Column("survivors", "survivors", "count"),
-        Column("outlier", "most unusual worker"),
-        Column("n", "cells, over seeds, scenarios and shares", "count"),
+        ResultColumn("survivors", "survivors", "count"),
+        ResultColumn("outlier", "most unusual worker"),
+        ResultColumn("n", "cells, over seeds, scenarios and shares", "count"),
         *spread_columns("off", "survivors' average from everybody's, by its length", "number"),
         *spread_columns("away", "distance to Baseline in accuracy, in points", "change"),
     )
@@ -309,34 +311,34 @@ def outliers(counts: Counts) -> Table:
         " gradients lie farthest from the average of all. Cells of one run are not independent: the"
         " intervals are too narrow."
     )
-    return Table(
+    return ResultTable(
         "outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note
     )
 
 
-def properties(counts: Counts) -> Table:
+def properties(counts: MiniBatchCounts) -> ResultTable:
     """Published Table I."""
     rows = [_property(counts, parts) for parts in measured(counts.records)]
     columns = (
         APPLICATION,
-        Column("bytes", "model size", "bytes"),
-        Column("published_size", "published model size"),
-        Column("layers", "layers (parameter tensors)", "count"),
-        Column("published_layers", "published layers", "count"),
-        Column("batch", "mini-batch per worker", "count"),
-        Column("published_batch", "published", "count"),
-        Column("per_epoch", "mini-batches per epoch", "count"),
-        Column("published_per_epoch", "published", "count"),
-        Column("epochs", "epochs", "count"),
-        Column("published_epochs", "published", "count"),
-        Column("mini_batch_s", "mean mini-batch", "seconds"),
-        Column("published_mini_batch_s", "published", "seconds"),
-        Column("init_s", "initialisation", "seconds"),
-        Column("published_init_s", "published", "seconds"),
-        Column("checkpoint_s", "checkpoint", "seconds"),
-        Column("published_checkpoint_s", "published", "seconds"),
-        Column("restart_s", "restart", "seconds"),
-        Column("published_restart_s", "published", "seconds"),
+        ResultColumn("bytes", "model size", "bytes"),
+        ResultColumn("published_size", "published model size"),
+        ResultColumn("layers", "layers (parameter tensors)", "count"),
+        ResultColumn("published_layers", "published layers", "count"),
+        ResultColumn("batch", "mini-batch per worker", "count"),
+        ResultColumn("published_batch", "published", "count"),
+        ResultColumn("per_epoch", "mini-batches per epoch", "count"),
+        ResultColumn("published_per_epoch", "published", "count"),
+        ResultColumn("epochs", "epochs", "count"),
+        ResultColumn("published_epochs", "published", "count"),
+        ResultColumn("mini_batch_s", "mean mini-batch", "seconds"),
+        ResultColumn("published_mini_batch_s", "published", "seconds"),
+        ResultColumn("init_s", "initialisation", "seconds"),
+        ResultColumn("published_init_s", "published", "seconds"),
+        ResultColumn("checkpoint_s", "checkpoint", "seconds"),
+        ResultColumn("published_checkpoint_s", "published", "seconds"),
+        ResultColumn("restart_s", "restart", "seconds"),
+        ResultColumn("published_restart_s", "published", "seconds"),
     )
     note = (
         "Published Table I beside ours. Its sizes and numbers of layers look swapped between the"
@@ -346,7 +348,7 @@ def properties(counts: Counts) -> Table:
         " libraries; restart: that, and reading the checkpoint. A checkpoint counts until it is"
         " durable."
     )
-    return Table(
+    return ResultTable(
         "properties",
         "The applications and what does not depend on the scenario",
         columns,
@@ -355,7 +357,7 @@ def properties(counts: Counts) -> Table:
     )
 
 
-def _property(counts: Counts, parts: MeasuredParts) -> dict[str, Any]:
+def _property(counts: MiniBatchCounts, parts: MeasuredParts) -> dict[str, Any]:
     size = counts.of(parts.application)[0].size
     printed = {
         f"published_{key}": value
@@ -375,31 +377,31 @@ def _property(counts: Counts, parts: MeasuredParts) -> dict[str, Any]:
     return row | printed
 
 
-def replay(counts: Counts) -> Table:
+def replay(counts: MiniBatchCounts) -> ResultTable:
     """Published Figure 2c."""
     rows = [_replay(counts, case) for case in counts.cases if _restarted(case)]
     columns = (
         APPLICATION,
         PUBLISHED_AT,
         HERE,
-        Column("replayed", "mini-batches replayed", "count"),
-        Column("per_epoch", "of an epoch's", "count"),
+        ResultColumn("replayed", "mini-batches replayed", "count"),
+        ResultColumn("per_epoch", "of an epoch's", "count"),
         *spread_columns("measured", "replay", "seconds"),
-        Column("predicted", "predicted", "seconds"),
-        Column("error", "prediction against measured", "change"),
-        Column("epoch", "whole epoch", "seconds"),
+        ResultColumn("predicted", "predicted", "seconds"),
+        ResultColumn("error", "prediction against measured", "change"),
+        ResultColumn("epoch", "whole epoch", "seconds"),
     )
     note = (
         "Processor time, as if the workers computed side by side. Predicted: mini-batches since the"
         " checkpoint times the mean mini-batch of the runs without failures. Expected of a random"
         " failure: half an epoch."
     )
-    return Table(
+    return ResultTable(
         "replay", "Replay after a restart from the epoch's checkpoint", columns, tuple(rows), note
     )
 
 
-def _restarted(case: Case) -> list[dict[str, Any]]:
+def _restarted(case: ScenarioRuns) -> list[dict[str, Any]]:
     return [
         each
         for run in case.runs
@@ -408,7 +410,7 @@ def _restarted(case: Case) -> list[dict[str, Any]]:
     ]
 
 
-def _replay(counts: Counts, case: Case) -> dict[str, Any]:
+def _replay(counts: MiniBatchCounts, case: ScenarioRuns) -> dict[str, Any]:
     found, parts = (
         _restarted(case),
         next(each for each in measured(counts.records) if each.application == case.application),
@@ -424,7 +426,7 @@ def _replay(counts: Counts, case: Case) -> dict[str, Any]:
     return row | spread(seconds, "measured") | {"error": predicted / summary(seconds).mean - 1}
 
 
-def long_run(counts: Counts) -> Table:
+def long_run(counts: MiniBatchCounts) -> ResultTable:
     """Results of the runs trained to the end."""
     rows = []
     for application in dict.fromkeys(record.facts["application"] for record in counts.longs):
@@ -465,19 +467,19 @@ def long_run(counts: Counts) -> Table:
             )
     columns = (
         APPLICATION,
-        Column("state", "recovery"),
-        Column("failures", "failures in the run", "count"),
-        Column("n", "seeds", "count"),
+        ResultColumn("state", "recovery"),
+        ResultColumn("failures", "failures in the run", "count"),
+        ResultColumn("n", "seeds", "count"),
         *spread_columns("accuracy", "final held-out accuracy", "share"),
         *AGAINST_COLUMNS,
-        Column("exact", "end bit for bit where the run without does", "count"),
+        ResultColumn("exact", "end bit for bit where the run without does", "count"),
     )
     note = (
         "Failures at the middle of the shares tried, under lossy forward with the middle number of"
         " survivors; from the next mini-batch on all workers are there again. Once: in the middle"
         " of the run; repeatedly: at equal distances."
     )
-    return Table(
+    return ResultTable(
         "long-run",
         "Final accuracy of runs that went on after the recovery",
         columns,
@@ -486,7 +488,7 @@ def long_run(counts: Counts) -> Table:
     )
 
 
-def dormant(counts: Counts) -> Table:
+def dormant(counts: MiniBatchCounts) -> ResultTable:
     found = counts.dormant
     words = {
         "all": "a mini-batch of four averages, everybody active",
@@ -503,20 +505,20 @@ def dormant(counts: Counts) -> Table:
         else []
     )
     columns = (
-        Column("what", "what"),
-        Column("n", "times", "count"),
+        ResultColumn("what", "what"),
+        ResultColumn("n", "times", "count"),
         *spread_columns("took", "took", "seconds"),
     )
     note = (
         "Real processes over gloo on this machine, as rank 0 sees it. To leave or to come back a"
         " dormant rank says so with its next contribution: no call is made."
     )
-    return Table(
+    return ResultTable(
         "dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note
     )
 
 
-def lost_samples(counts: Counts) -> Table:
+def lost_samples(counts: MiniBatchCounts) -> ResultTable:
     """How much of a mini-batch's influence each strategy loses."""
     rows = []
     for application in counts.applications:
@@ -531,15 +533,15 @@ def lost_samples(counts: Counts) -> Table:
             rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
     columns = (
         APPLICATION,
-        Column("strategy", "strategy"),
-        Column("percent", "failure at, % of the gradients", "count"),
-        Column("survivors", "survivors", "count"),
-        Column("n", "cells checked", "count"),
-        Column("lost", "of all (sample, layer) pairs without influence", "share"),
-        Column("repeated", "with twice their influence", "share"),
+        ResultColumn("strategy", "strategy"),
+        ResultColumn("percent", "failure at, % of the gradients", "count"),
+        ResultColumn("survivors", "survivors", "count"),
+        ResultColumn("n", "cells checked", "count"),
+        ResultColumn("lost", "of all (sample, layer) pairs without influence", "share"),
+        ResultColumn("repeated", "with twice their influence", "share"),
     )
     note = (
         "In every cell what was applied and what the record of lost samples names add up, sample by"
         " sample and layer by layer: see the gates."
     )
-    return Table("ledger", "The record of lost samples", columns, tuple(rows), note)
+    return ResultTable("ledger", "The record of lost samples", columns, tuple(rows), note)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate
+from ecrl_cli.replication.overhead.simulate import FailureProcess, Floats, JobCosts, simulate
 
 _MOST = 700.0  # exp of more overflows a float
 
@@ -78,7 +78,7 @@ def segment_s(length: float, mtbf: float, restart: float) -> float:
     return mtbf * math.exp(restart / mtbf) * math.expm1(length / mtbf)
 
 
-def expected_wall(spec: JobSpec, work: float, mtbf: float) -> float:
+def expected_wall(spec: JobCosts, work: float, mtbf: float) -> float:
     """Expected wall time of `work` under exponential failures.
 
     Exact if every failure is fatal (Daly), or if none is and there are no checkpoints (Wald). In
@@ -102,12 +102,12 @@ def expected_wall(spec: JobSpec, work: float, mtbf: float) -> float:
     return _segments(spec, attempted, stretch, mtbf)
 
 
-def exact(spec: JobSpec) -> bool:
+def exact(spec: JobCosts) -> bool:
     """Whether `expected_wall` is exact here."""
     return spec.fatal == 1 or (spec.fatal == 0 and math.isinf(spec.interval))
 
 
-def _segments(spec: JobSpec, attempted: float, stretch: float, mtbf: float) -> float:
+def _segments(spec: JobCosts, attempted: float, stretch: float, mtbf: float) -> float:
     """Segment lengths: each interval and the rest, both with their checkpoint."""
     fatal_mtbf = mtbf / spec.fatal
     restart = (
@@ -126,7 +126,7 @@ def _segments(spec: JobSpec, attempted: float, stretch: float, mtbf: float) -> f
     )
 
 
-def _slowed(spec: JobSpec, mtbf: float) -> float:
+def _slowed(spec: JobCosts, mtbf: float) -> float:
     """Work attempted in total, as survived failures lose some: A = W + (failures in A) x (loss of
     each).
     """
@@ -134,7 +134,7 @@ def _slowed(spec: JobSpec, mtbf: float) -> float:
     return 1 / (1 - lost / mtbf) if lost < mtbf else math.inf
 
 
-def _paused(spec: JobSpec, mtbf: float) -> float:
+def _paused(spec: JobCosts, mtbf: float) -> float:
     """Wall time per second attempted: a pause P that starts again on a failure takes M (exp(P/M) -
     1) on average.
     """
@@ -229,38 +229,38 @@ FALSE_ALARM = 0.001  # of all cases together
 CASES = {
     **{
         f"rollback: interval {interval:g} M, checkpoint {checkpoint:g} M, restart {restart:g} M": (
-            JobSpec(interval * MTBF, checkpoint * MTBF, restart * MTBF)
+            JobCosts(interval * MTBF, checkpoint * MTBF, restart * MTBF)
         )
         for checkpoint, restart in ((0.001, 0.01), (0.1, 0.3))
         for interval in (0.02, 0.3, 1.0)
     },
-    "forward: short pauses": JobSpec(fatal=0, pause=0.003 * MTBF),
-    "forward: long pauses, work lost": JobSpec(
+    "forward: short pauses": JobCosts(fatal=0, pause=0.003 * MTBF),
+    "forward: long pauses, work lost": JobCosts(
         fatal=0, pause=0.2 * MTBF, grain=0.1 * MTBF, debt=0.05 * MTBF, tax=0.02
     ),
-    "forward: half of the work between two failures in hand": JobSpec(
+    "forward: half of the work between two failures in hand": JobCosts(
         fatal=0, pause=0.01 * MTBF, grain=0.5 * MTBF
     ),
 }
 # in MTBFs times EVENTS: an interval that does not divide the work leaves a shorter last segment,
 # part of the closed form
 WORK = 1.37
-Walls = Callable[[JobSpec, float, np.random.Generator, int], Floats]
+Walls = Callable[[JobCosts, float, np.random.Generator, int], Floats]
 
 
-def honest(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
-    return np.asarray(simulate(spec, work, Failures(MTBF), rng, n).wall[0])
+def honest(spec: JobCosts, work: float, rng: np.random.Generator, n: int) -> Floats:
+    return np.asarray(simulate(spec, work, FailureProcess(MTBF), rng, n).wall[0])
 
 
-def restarts_never_fail(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
+def restarts_never_fail(spec: JobCosts, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted bug: a restart adds its seconds and cannot fail."""
-    walls = simulate(replace(spec, restart=0.0), work, Failures(MTBF), rng, n)
+    walls = simulate(replace(spec, restart=0.0), work, FailureProcess(MTBF), rng, n)
     return np.asarray(walls.wall[0] + spec.restart * walls.failures[0])
 
 
-def checkpoints_never_fail(spec: JobSpec, work: float, rng: np.random.Generator, n: int) -> Floats:
+def checkpoints_never_fail(spec: JobCosts, work: float, rng: np.random.Generator, n: int) -> Floats:
     """Planted bug: a checkpoint adds its seconds and cannot fail."""
-    walls = simulate(replace(spec, checkpoint=0.0), work, Failures(MTBF), rng, n)
+    walls = simulate(replace(spec, checkpoint=0.0), work, FailureProcess(MTBF), rng, n)
     return np.asarray(walls.wall[0] + spec.checkpoint * walls.checkpoints[0])
 
 

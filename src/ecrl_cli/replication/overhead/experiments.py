@@ -22,7 +22,7 @@ from ecrl_cli.replication.overhead.closed_forms import (
     young,
 )
 from ecrl_cli.replication.overhead.record_index import Failure
-from ecrl_cli.replication.overhead.simulate import Failures, Floats, JobSpec, simulate, sweep
+from ecrl_cli.replication.overhead.simulate import FailureProcess, Floats, JobCosts, simulate, sweep
 from ecrl_cli.replication.overhead.strategies import (
     BY_NAME,
     STRATEGIES,
@@ -91,7 +91,11 @@ class Optimum:
 
 
 def search(
-    spec: JobSpec, failures: Failures, events: int, repetitions: int, rng: np.random.Generator
+    spec: JobCosts,
+    failures: FailureProcess,
+    events: int,
+    repetitions: int,
+    rng: np.random.Generator,
 ) -> Optimum | None:
     """The best interval of `spec` (its own is ignored); None if a job with one of the intervals
     does not end.
@@ -198,8 +202,8 @@ class Experiments:
         """The best interval of checkpoint_restart."""
         parts = parts_of(facts)
         restart = waiting(checkpoint_restart(parts, self.scenario(facts["workers"]), Loss(0.0)))
-        failures = Failures(facts["mtbf"], facts["shape"])
-        made = JobSpec(checkpoint=parts.checkpoint, restart=restart)
+        failures = FailureProcess(facts["mtbf"], facts["shape"])
+        made = JobCosts(checkpoint=parts.checkpoint, restart=restart)
         found = search(made, failures, self.config.failures, self.config.repetitions, rng)
         return {"optimum": None if found is None else asdict(found)}
 
@@ -232,7 +236,7 @@ class Experiments:
             ]
         return {"rows": rows, "pairs": pairs}
 
-    def _job(self, made: JobSpec, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
+    def _job(self, made: JobCosts, mtbf: float, seed: int) -> tuple[dict[str, Any], Floats]:
         """Simulate a job; overheads are shares of the work."""
         work = self.work(mtbf, 0.0 if math.isinf(made.interval) else made.interval)
         expected = expected_wall(made, work, mtbf) / work - 1
@@ -244,7 +248,11 @@ class Experiments:
             return row | {"expected": None, "mean": None, "low": None, "high": None}, np.empty(0)
         found = (
             simulate(
-                made, work, Failures(mtbf), np.random.default_rng(seed), self.config.repetitions
+                made,
+                work,
+                FailureProcess(mtbf),
+                np.random.default_rng(seed),
+                self.config.repetitions,
             ).wall[0]
             / work
             - 1
@@ -261,10 +269,10 @@ class Experiments:
 
     def published_interval(self, facts: Facts, rng: np.random.Generator) -> dict[str, Any]:
         """Efficiency of a checkpoint every two minutes at the trial's MTBF."""
-        made = JobSpec(closed_forms.INTERVAL, facts["checkpoint"], facts["restart"])
+        made = JobCosts(closed_forms.INTERVAL, facts["checkpoint"], facts["restart"])
         work = self.work(facts["mtbf"], closed_forms.INTERVAL)
         n = self.config.repetitions
-        walls = simulate(made, work, Failures(facts["mtbf"]), rng, n).wall[0]
+        walls = simulate(made, work, FailureProcess(facts["mtbf"]), rng, n).wall[0]
         said = closed_forms.agreement(walls / work, expected_wall(made, work, facts["mtbf"]) / work)
         return {**inverse(told(walls / work))._asdict(), **asdict(said)}
 

@@ -51,7 +51,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class LiveRecovery:
+class RecordedRecovery:
     """One recovery in which ranks went on with the state in their memory. Seconds; `join`: None
     where nobody joined.
     """
@@ -63,7 +63,7 @@ class LiveRecovery:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RunTimings:
     """One run. Seconds: `mini_batch` (mean of steps done for the first time, without warm-up
     steps), `checkpoint` (mean stall), `begin` (from the run's launch to its first step), `wall`.
     `steps`: the target; `complete`: whether it was reached.
@@ -81,10 +81,10 @@ class Recording:
     wall: float
     complete: bool
     failures: tuple[Failure, ...] = field(default=())
-    live: tuple[LiveRecovery, ...] = field(default=())
+    live: tuple[RecordedRecovery, ...] = field(default=())
 
 
-def recordings(folder: Path) -> list[Recording]:
+def recordings(folder: Path) -> list[RunTimings]:
     """The recordings of the run `folder`, or of every run in it. Errors name what is missing or
     damaged.
     """
@@ -107,7 +107,7 @@ def _is_run(folder: Path) -> bool:
     return RunLayout(folder).config.exists()
 
 
-def _recording(folder: Path) -> Recording | None:
+def _recording(folder: Path) -> RunTimings | None:
     """The recording of a run; None if no step was timed."""
     records = load(RunLayout(folder))
     if records.unread:
@@ -120,7 +120,7 @@ def _recording(folder: Path) -> Recording | None:
         return None
     config, checkpoints = records.stored.config, account(records)
     starts = phases(records, times)
-    return Recording(
+    return RunTimings(
         name=folder.resolve().name,
         strategy=config.recovery.name,
         workers=config.world_size,
@@ -136,7 +136,7 @@ def _recording(folder: Path) -> Recording | None:
         complete=records.final is not None,
         failures=tuple(_failures(records, times, _mean(steps))),
         live=tuple(
-            LiveRecovery(
+            RecordedRecovery(
                 a.attempt, start["detect"], start["rendezvous"], start["load"] if a.joined else None
             )
             for a in records.attempts
@@ -211,7 +211,7 @@ def _failure(restart: Restart, since: int, warm_up: float) -> Failure:
     )
 
 
-def measured_parts(found: Sequence[Recording]) -> Parts:
+def measured_parts(found: Sequence[RunTimings]) -> Parts:
     """The mean parts of all recordings, each failure and each run counting once. Raises
     EvidenceMissing without a failure or a checkpoint.
 
@@ -248,13 +248,13 @@ def measured_parts(found: Sequence[Recording]) -> Parts:
     )
 
 
-def predictable(found: Sequence[Recording]) -> bool:
+def predictable(found: Sequence[RunTimings]) -> bool:
     """Whether every recorded failure has others to predict it from."""
     return sum(len(recording.failures) for recording in found) > 1
 
 
 def parts_without(
-    found: Sequence[Recording], recording: Recording, failure: Failure
+    found: Sequence[RunTimings], recording: RunTimings, failure: Failure
 ) -> tuple[Parts, int]:
     """The parts that predict `failure`: waits of all other failures (its own, if it is the only
     one) and its run's mini-batch from steps done once; and the number of failures used, 0 if only
@@ -267,7 +267,7 @@ def parts_without(
 
 
 def _parts(
-    found: Sequence[Recording], failures: Sequence[Failure], checkpoint: float, mini_batch: float
+    found: Sequence[RunTimings], failures: Sequence[Failure], checkpoint: float, mini_batch: float
 ) -> Parts:
     every = [recording.every for recording in found if recording.checkpoints] or [1]
     detect, init, restart = (
@@ -289,7 +289,7 @@ class RecordIndex:
 
     config: RecoveryOverhead
     models: dict[str, Parts]
-    recordings: list[Recording]
+    recordings: list[RunTimings]
     records: Sequence[Record]
 
     def of(self, kind: str) -> list[Record]:

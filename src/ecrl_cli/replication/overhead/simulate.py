@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class JobCosts:
     """Seconds. `interval`: work between two checkpoints (inf: none). `checkpoint`: cost of one. A
     failure is fatal with probability `fatal`: the job returns to the checkpoint and is down for
     `restart`. After other failures it is down for `pause`, loses a uniform share of `grain` (the
@@ -43,7 +43,7 @@ _PATIENCE = 40
 
 
 @dataclass(frozen=True)
-class Failures:
+class FailureProcess:
     """Failures of the whole system: independent gaps of mean `mtbf` seconds, exponential or, with
     `shape` != 1, Weibull.
     """
@@ -76,7 +76,11 @@ def system_mtbf(worker_mtbf: float, workers: int) -> float:
 
 
 def simulate(
-    spec: JobSpec, work: float, failures: Failures, rng: np.random.Generator, repetitions: int
+    spec: JobCosts,
+    work: float,
+    failures: FailureProcess,
+    rng: np.random.Generator,
+    repetitions: int,
 ) -> Walls:
     """Simulate `work` seconds of work `repetitions` times. The same generator gives the same
     failures for every job.
@@ -85,10 +89,10 @@ def simulate(
 
 
 def sweep(
-    spec: JobSpec,
+    spec: JobCosts,
     intervals: Sequence[float],
     work: float,
-    failures: Failures,
+    failures: FailureProcess,
     rng: np.random.Generator,
     repetitions: int,
 ) -> Walls:
@@ -115,7 +119,7 @@ class _Job:
     the last checkpoint; `down`: seconds to wait; `fallen`: back to the checkpoint.
     """
 
-    spec: JobSpec
+    spec: JobCosts
     every: Floats
     work: float
     repetitions: int

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ecrl_cli.config.studies import RecoveryOverhead
 from ecrl_cli.replication import applications
 from ecrl_cli.replication.overhead.closed_forms import daly
-from ecrl_cli.replication.overhead.simulate import JobSpec
+from ecrl_cli.replication.overhead.simulate import JobCosts
 
 # In a trial with gloo and three processes a killed rank was detected after 44 ms and the group
 # rebuilt in 2 ms.
@@ -204,7 +204,7 @@ def _redo(parts: Parts, loss: Loss) -> Costs:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class StrategyModel:
     """`costs`: of one failure. `rolls_back`: to a checkpoint at every failure. `every_epoch`:
     checkpoints each epoch as published, not at Daly's interval. `snapshots`: pays for one per
     mini-batch. `samples`: mini-batches whose influence is lost for good per failure, by the share
@@ -225,16 +225,16 @@ class Strategy:
 
 
 STRATEGIES = (
-    Strategy(
+    StrategyModel(
         "checkpoint_restart, every epoch", checkpoint_restart, rolls_back=True, every_epoch=True
     ),
-    Strategy("checkpoint_restart", checkpoint_restart, rolls_back=True),
-    Strategy("checkpoint_restart, spares", spared_restart, rolls_back=True),
-    Strategy("in_memory, spares", in_memory, snapshots=True),
-    Strategy("immediate_rollback", immediate_rollback),
-    Strategy("immediate_rollback, spares", spared_rollback),
-    Strategy("skip", skip, samples=lambda gone: 1.0),
-    Strategy("lossy_forward", lossy_forward, samples=lambda gone: gone),
+    StrategyModel("checkpoint_restart", checkpoint_restart, rolls_back=True),
+    StrategyModel("checkpoint_restart, spares", spared_restart, rolls_back=True),
+    StrategyModel("in_memory, spares", in_memory, snapshots=True),
+    StrategyModel("immediate_rollback", immediate_rollback),
+    StrategyModel("immediate_rollback, spares", spared_rollback),
+    StrategyModel("skip", skip, samples=lambda gone: 1.0),
+    StrategyModel("lossy_forward", lossy_forward, samples=lambda gone: gone),
 )
 BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
 
@@ -247,8 +247,8 @@ def expected_loss(parts: Parts, every: float) -> Loss:
 
 
 def job_spec(
-    strategy: Strategy, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float
-) -> JobSpec:
+    strategy: StrategyModel, parts: Parts, scenario: FailureScenario, mtbf: float, fatal: float
+) -> JobCosts:
     """Job parameters under `strategy`; `fatal`: share of failures that leave no usable survivor
     state.
     """
@@ -256,11 +256,11 @@ def job_spec(
         interval = (
             parts.every * parts.mini_batch if strategy.every_epoch else _interval(parts, mtbf)
         )
-        return JobSpec(
+        return JobCosts(
             interval, parts.checkpoint, restart=waiting(strategy.costs(parts, scenario, Loss(0.0)))
         )
     costs = strategy.costs(parts, scenario, Loss(0.0))
-    alive = JobSpec(
+    alive = JobCosts(
         fatal=fatal,
         pause=waiting(costs),
         grain=parts.mini_batch if strategy.redoes else 0.0,

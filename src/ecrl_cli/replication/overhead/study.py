@@ -22,7 +22,7 @@ from ecrl_cli.replication.overhead.experiments import Experiments
 from ecrl_cli.replication.overhead.findings import figures, gates, notes
 from ecrl_cli.replication.overhead.record_index import (
     RecordIndex,
-    Recording,
+    RunTimings,
     measured_parts,
     parts_without,
     predictable,
@@ -39,10 +39,10 @@ from ecrl_cli.replication.overhead.strategies import (
     waiting,
 )
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Arm, Results, Skip, Study, StudyContext, Trial
+from ecrl_cli.studies.frame.study import Arm, Skip, Study, StudyContext, Trial, TrialResults
 
 
-def _recordings(context: StudyContext) -> list[Recording]:
+def _recordings(context: StudyContext) -> list[RunTimings]:
     """The recordings; read only by the planning process, since trial facts hold all that workers
     need.
     """
@@ -161,7 +161,7 @@ def _optima(context: StudyContext) -> Iterator[Trial]:
             )
 
 
-def _findings(results: Results) -> Findings:
+def _findings(results: TrialResults) -> Findings:
     context = results.context
     found = RecordIndex(
         context.keys, context.shared(_models), context.shared(_recordings), results.records

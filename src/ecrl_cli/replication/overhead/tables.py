@@ -9,7 +9,7 @@ import math
 from ecrl_cli.replication.overhead import closed_forms
 from ecrl_cli.replication.overhead.closed_forms import check_row
 from ecrl_cli.replication.overhead.experiments import HOPELESS, PAIRS
-from ecrl_cli.replication.overhead.record_index import RecordIndex, Recording, Row, decided
+from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, RunTimings, decided
 from ecrl_cli.replication.overhead.strategies import (
     BY_NAME,
     NAMES,
@@ -17,25 +17,25 @@ from ecrl_cli.replication.overhead.strategies import (
     STRATEGIES,
     Loss,
     Parts,
-    Strategy,
+    StrategyModel,
     expected_loss,
 )
-from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
 
 # The mini-batch of each application at which the published study injects the failure.
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
 
 
-def at_scale(index: RecordIndex) -> Table:
+def at_scale(index: RecordIndex) -> ResultTable:
     """The main table: every strategy at the largest size, over the MTBF."""
     columns = [
-        Column("model", "model"),
-        Column("strategy", "strategy"),
-        Column("fatal", "fatal failures"),
-        Column("samples", "mini-batches lost for good", "number"),
+        ResultColumn("model", "model"),
+        ResultColumn("strategy", "strategy"),
+        ResultColumn("fatal", "fatal failures"),
+        ResultColumn("samples", "mini-batches lost for good", "number"),
     ]
     columns += [
-        Column(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share")
+        ResultColumn(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share")
         for minutes in index.config.mtbf_min
     ]
     rows = dict[tuple[str, ...], Row]()
@@ -60,7 +60,7 @@ def at_scale(index: RecordIndex) -> Table:
         f" per failure. Nothing: more than {HOPELESS} times the work, not simulated. Intervals:"
         " table scale."
     )
-    return Table(
+    return ResultTable(
         "overheads",
         f"What each strategy costs at {index.most} workers",
         tuple(columns),
@@ -77,15 +77,15 @@ def fatal(row: Row) -> str:
     return "all roll back" if row["fatal_percent"] is None else f"{row['fatal_percent']}%"
 
 
-def per_failure(index: RecordIndex) -> Table:
+def per_failure(index: RecordIndex) -> ResultTable:
     """Expected seconds of each part of a failure."""
     columns = (
-        Column("model", "model"),
-        Column("strategy", "strategy"),
-        *(Column(name, name, "seconds") for name in NAMES),
-        Column("total", "per failure", "seconds"),
-        Column("checkpoint", "per checkpoint", "seconds"),
-        Column("published", "per failure by the published rule", "seconds"),
+        ResultColumn("model", "model"),
+        ResultColumn("strategy", "strategy"),
+        *(ResultColumn(name, name, "seconds") for name in NAMES),
+        ResultColumn("total", "per failure", "seconds"),
+        ResultColumn("checkpoint", "per checkpoint", "seconds"),
+        ResultColumn("published", "per failure by the published rule", "seconds"),
     )
     # the same failure under another interval gives no new row
     strategies = [
@@ -102,12 +102,12 @@ def per_failure(index: RecordIndex) -> Table:
         " initialization, restart and the replay, of a whole mini-batch under immediate rollback;"
         " nothing under lossy forward."
     )
-    return Table(
+    return ResultTable(
         "per-failure", "What a failure costs, part by part (expected)", columns, rows, note
     )
 
 
-def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: Strategy) -> Row:
+def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: StrategyModel) -> Row:
     costs = strategy.costs(parts, index.scenario(index.least), expected_loss(parts, parts.every))
     row: Row = {
         "model": model,
@@ -130,7 +130,7 @@ def published(strategy: str, parts: Parts, since: float) -> float | None:
     }.get(strategy)
 
 
-def scenarios(index: RecordIndex) -> list[Table]:
+def scenarios(index: RecordIndex) -> list[ResultTable]:
     """Replay over the epoch (published figure 2c), and end to end."""
     rows = [
         _scenario(model, parts, batch)
@@ -139,18 +139,18 @@ def scenarios(index: RecordIndex) -> list[Table]:
         if model in PUBLISHED
     ]
     columns = (
-        Column("model", "model"),
-        Column("mini_batch", "mini-batch", "count"),
-        Column("epoch", "epoch", "count"),
-        Column("since", "since the checkpoint", "count"),
-        Column("replay", "replay", "seconds"),
-        Column("epoch_s", "epoch", "seconds"),
+        ResultColumn("model", "model"),
+        ResultColumn("mini_batch", "mini-batch", "count"),
+        ResultColumn("epoch", "epoch", "count"),
+        ResultColumn("since", "since the checkpoint", "count"),
+        ResultColumn("replay", "replay", "seconds"),
+        ResultColumn("epoch_s", "epoch", "seconds"),
         *(
-            Column(name, f"{name} (end to end)", "seconds")
+            ResultColumn(name, f"{name} (end to end)", "seconds")
             for name in ("checkpoint_restart", "immediate_rollback", "lossy_forward")
         ),
-        Column("times_replay", "replay in mini-batches", "number"),
-        Column("times", "checkpoint_restart over immediate_rollback", "number"),
+        ResultColumn("times_replay", "replay in mini-batches", "number"),
+        ResultColumn("times", "checkpoint_restart over immediate_rollback", "number"),
     )
     note = (
         "By the published rule and Table I; but an epoch of NT3 has 56 mini-batches (1,120 / 20),"
@@ -159,7 +159,7 @@ def scenarios(index: RecordIndex) -> list[Table]:
     )
     return (
         [
-            Table(
+            ResultTable(
                 "scenarios",
                 "The published scenarios: replay against epoch, and each strategy end to end",
                 columns,
@@ -194,11 +194,11 @@ def _scenario(model: str, parts: Parts, batch: int) -> Row:
     }
 
 
-def optimum(index: RecordIndex) -> Table:
+def optimum(index: RecordIndex) -> ResultTable:
     columns = (
         *_CELL,
         *(
-            Column(key, label, "seconds")
+            ResultColumn(key, label, "seconds")
             for key, label in (
                 ("young", "Young"),
                 ("daly_first", "Daly, first order"),
@@ -206,11 +206,11 @@ def optimum(index: RecordIndex) -> Table:
                 ("exact", "exact"),
             )
         ),
-        Column("simulated", "simulated best", "seconds"),
-        Column("alike_low", "not statistically distinguishable, low", "seconds"),
-        Column("alike_high", "not statistically distinguishable, high", "seconds"),
+        ResultColumn("simulated", "simulated best", "seconds"),
+        ResultColumn("alike_low", "not statistically distinguishable, low", "seconds"),
+        ResultColumn("alike_high", "not statistically distinguishable, high", "seconds"),
         *(
-            Column(f"at_{key}", f"overhead at {label}", "share")
+            ResultColumn(f"at_{key}", f"overhead at {label}", "share")
             for key, label in (("young", "Young"), ("daly", "Daly"), ("simulated", "the best"))
         ),
     )
@@ -220,7 +220,7 @@ def optimum(index: RecordIndex) -> Table:
         " distinguishable: intervals whose paired difference to the best holds zero. Left out:"
         " cells in which a job does not end with one of the intervals tried."
     )
-    return Table(
+    return ResultTable(
         "optimum", "The best checkpoint interval, by formula and by search", columns, rows, note
     )
 
@@ -233,7 +233,7 @@ def _optimum_row(row: Row) -> Row:
     return kept | {"alike_low": row["low"], "alike_high": row["high"], **at}
 
 
-def weibull(index: RecordIndex) -> Table:
+def weibull(index: RecordIndex) -> ResultTable:
     """The same search with failures in bursts (shape < 1) and the same mean gap."""
     plain = {
         (row["model"], row["minutes"]): row
@@ -259,46 +259,48 @@ def weibull(index: RecordIndex) -> Table:
         )
     columns = (
         *_CELL,
-        Column("exponential", "best interval, exponential", "seconds"),
-        Column("simulated", f"best interval, Weibull {shape:g}", "seconds"),
-        Column("at_exponential", "overhead at Daly, exponential", "share"),
-        Column("at", "overhead at Daly, Weibull", "share"),
-        Column("best", "overhead at the best, Weibull", "share"),
+        ResultColumn("exponential", "best interval, exponential", "seconds"),
+        ResultColumn("simulated", f"best interval, Weibull {shape:g}", "seconds"),
+        ResultColumn("at_exponential", "overhead at Daly, exponential", "share"),
+        ResultColumn("at", "overhead at Daly, Weibull", "share"),
+        ResultColumn("best", "overhead at the best, Weibull", "share"),
     )
     note = (
         "Gaps between failures of the system, independent and of the same mean; below shape 1 they"
         " come in bursts."
     )
-    return Table("weibull", "Failures that come in bursts", columns, tuple(rows), note)
+    return ResultTable("weibull", "Failures that come in bursts", columns, tuple(rows), note)
 
 
 _CELL = (
-    Column("model", "model"),
-    Column("minutes", "MTBF, minutes", "count"),
-    Column("workers", "workers", "count"),
-    Column("mtbf", "of the system", "seconds"),
+    ResultColumn("model", "model"),
+    ResultColumn("minutes", "MTBF, minutes", "count"),
+    ResultColumn("workers", "workers", "count"),
+    ResultColumn("mtbf", "of the system", "seconds"),
 )
 
 
-def scale(index: RecordIndex) -> Table:
+def scale(index: RecordIndex) -> ResultTable:
     columns = (
         *_CELL,
-        Column("strategy", "strategy"),
-        Column("fatal", "fatal failures"),
-        Column("interval", "checkpoint every", "seconds"),
-        Column("expected", "expected overhead", "share"),
-        Column("exact", "exact"),
-        Column("mean", "simulated overhead", "share"),
-        Column("overhead_low", "95% low", "share"),
-        Column("overhead_high", "95% high", "share"),
-        Column("efficiency", "efficiency", "share"),
+        ResultColumn("strategy", "strategy"),
+        ResultColumn("fatal", "fatal failures"),
+        ResultColumn("interval", "checkpoint every", "seconds"),
+        ResultColumn("expected", "expected overhead", "share"),
+        ResultColumn("exact", "exact"),
+        ResultColumn("mean", "simulated overhead", "share"),
+        ResultColumn("overhead_low", "95% low", "share"),
+        ResultColumn("overhead_high", "95% high", "share"),
+        ResultColumn("efficiency", "efficiency", "share"),
     )
     rows = tuple(_scale_row(row) for row in index.jobs())
     note = (
         "Over the repetitions, Student's t. Expected: the closed form, exact or (where only some"
         " failures are fatal) an approximation."
     )
-    return Table("scale", "Every strategy over MTBF and number of workers", columns, rows, note)
+    return ResultTable(
+        "scale", "Every strategy over MTBF and number of workers", columns, rows, note
+    )
 
 
 def _scale_row(row: Row) -> Row:
@@ -324,7 +326,7 @@ def _scale_row(row: Row) -> Row:
     return told | {"efficiency": None if row["mean"] is None else 1 / (1 + row["mean"])}
 
 
-def crossovers(index: RecordIndex) -> Table:
+def crossovers(index: RecordIndex) -> ResultTable:
     """Which strategy wins where."""
     rows = [
         _pair_row(index, a, b, model, percent)
@@ -333,12 +335,12 @@ def crossovers(index: RecordIndex) -> Table:
         for percent in index.config.fatal_percent
     ]
     columns = (
-        Column("a", "a"),
-        Column("b", "b"),
-        Column("model", "model"),
-        Column("fatal", "fatal failures"),
+        ResultColumn("a", "a"),
+        ResultColumn("b", "b"),
+        ResultColumn("model", "model"),
+        ResultColumn("fatal", "fatal failures"),
         *(
-            Column(key, label, "count")
+            ResultColumn(key, label, "count")
             for key, label in (
                 ("cells", "cells"),
                 ("wins", "a costs less"),
@@ -346,13 +348,15 @@ def crossovers(index: RecordIndex) -> Table:
                 ("open", "not statistically distinguishable"),
             )
         ),
-        Column("from_workers", "a costs less per failure from (workers)", "number"),
+        ResultColumn("from_workers", "a costs less per failure from (workers)", "number"),
     )
     note = (
         "Paired by repetition, under the same failures; distinguishable: the 95% interval of the"
         " difference does not hold zero. From: by the closed form."
     )
-    return Table("crossovers", "Which of two strategies costs less", columns, tuple(rows), note)
+    return ResultTable(
+        "crossovers", "Which of two strategies costs less", columns, tuple(rows), note
+    )
 
 
 def _pair_row(index: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
@@ -365,7 +369,7 @@ def _pair_row(index: RecordIndex, a: str, b: str, model: str, percent: int) -> R
     return row | {"from_workers": threshold(index, index.models[model], BY_NAME[a], BY_NAME[b])}
 
 
-def threshold(index: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> float | None:
+def threshold(index: RecordIndex, parts: Parts, a: StrategyModel, b: StrategyModel) -> float | None:
     """The number of workers from which a survived failure costs less under `a`, whose cost is A + B
     / workers; None if there is none.
     """
@@ -380,20 +384,20 @@ def threshold(index: RecordIndex, parts: Parts, a: Strategy, b: Strategy) -> flo
     return max(1.0 + index.config.casualties, 1000 * index.config.casualties * (few - many) / -many)
 
 
-def _survived(index: RecordIndex, parts: Parts, strategy: Strategy, workers: int) -> float:
+def _survived(index: RecordIndex, parts: Parts, strategy: StrategyModel, workers: int) -> float:
     return math.fsum(strategy.costs(parts, index.scenario(workers), Loss(0.0)).values())
 
 
 HOUR = 3600.0
 
 
-def checks(index: RecordIndex) -> Table:
+def checks(index: RecordIndex) -> ResultTable:
     columns = (
-        Column("case", "case (M: the MTBF)"),
-        Column("simulated", "wall over work, simulated", "number"),
-        Column("expected", "closed form", "number"),
-        Column("difference", "difference", "change"),
-        Column("score", "standard errors", "number"),
+        ResultColumn("case", "case (M: the MTBF)"),
+        ResultColumn("simulated", "wall over work, simulated", "number"),
+        ResultColumn("expected", "closed form", "number"),
+        ResultColumn("difference", "difference", "change"),
+        ResultColumn("score", "standard errors", "number"),
     )
     rows = tuple(
         check_row(row["case"], row) for planted in (False, True) for row in index.checks(planted)
@@ -402,10 +406,10 @@ def checks(index: RecordIndex) -> Table:
         "Rollback: Daly's exact expected wall time. Forward: Wald's equation, with pauses that fail"
         " and work that is lost. Planted: must disagree."
     )
-    return Table("checks", "The simulation against closed forms", columns, rows, note)
+    return ResultTable("checks", "The simulation against closed forms", columns, rows, note)
 
 
-def sanity(index: RecordIndex) -> Table:
+def sanity(index: RecordIndex) -> ResultTable:
     """One row per assumption."""
     rows = dict[str, Row]()
     for record in index.of("two minutes"):
@@ -420,20 +424,20 @@ def sanity(index: RecordIndex) -> Table:
             f"{facts['at']}_high": found["high"],
         }
     columns = (
-        Column("assumption", "assumption"),
-        Column("checkpoint", "checkpoint", "seconds"),
-        Column("restart", "restart", "seconds"),
-        Column("needed", "true at an MTBF per GPU of (hours)", "number"),
-        Column("needed_mean", "efficiency there, simulated", "share"),
-        Column("needed_low", "95% low", "share"),
-        Column("needed_high", "95% high", "share"),
-        Column("longest", "longest interval of 90% at 40,000 h", "seconds"),
-        Column("published_mean", "efficiency of two minutes at 40,000 h, simulated", "share"),
-        Column("published_low", "95% low", "share"),
-        Column("published_high", "95% high", "share"),
-        Column("best", "best interval there", "seconds"),
-        Column("best_efficiency", "its efficiency", "share"),
-        Column("slowest", "true at 40,000 h with a restart of", "seconds"),
+        ResultColumn("assumption", "assumption"),
+        ResultColumn("checkpoint", "checkpoint", "seconds"),
+        ResultColumn("restart", "restart", "seconds"),
+        ResultColumn("needed", "true at an MTBF per GPU of (hours)", "number"),
+        ResultColumn("needed_mean", "efficiency there, simulated", "share"),
+        ResultColumn("needed_low", "95% low", "share"),
+        ResultColumn("needed_high", "95% high", "share"),
+        ResultColumn("longest", "longest interval of 90% at 40,000 h", "seconds"),
+        ResultColumn("published_mean", "efficiency of two minutes at 40,000 h, simulated", "share"),
+        ResultColumn("published_low", "95% low", "share"),
+        ResultColumn("published_high", "95% high", "share"),
+        ResultColumn("best", "best interval there", "seconds"),
+        ResultColumn("best_efficiency", "its efficiency", "share"),
+        ResultColumn("slowest", "true at 40,000 h with a restart of", "seconds"),
     )
     note = (
         'Published: "at 100,000 GPUs you need checkpoints every 2 minutes just to maintain 90%'
@@ -441,7 +445,7 @@ def sanity(index: RecordIndex) -> Table:
         " hours per GPU. True: two minutes is the longest interval at which 90% of the time is"
         " work. Nothing: at no value."
     )
-    return Table(
+    return ResultTable(
         "two-minutes",
         "A checkpoint every two minutes at 100,000 GPUs",
         columns,
@@ -464,25 +468,25 @@ def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
     }
 
 
-def recorded(index: RecordIndex) -> list[Table]:
+def recorded(index: RecordIndex) -> list[ResultTable]:
     """Each recorded failure beside its prediction, and each run."""
     return [_failures(index), _runs(index)] if index.recordings else []
 
 
-def _failures(index: RecordIndex) -> Table:
+def _failures(index: RecordIndex) -> ResultTable:
     columns = (
-        Column("run", "run"),
-        Column("attempt", "attempt", "count"),
-        Column("since", "mini-batches since the checkpoint", "count"),
+        ResultColumn("run", "run"),
+        ResultColumn("attempt", "attempt", "count"),
+        ResultColumn("since", "mini-batches since the checkpoint", "count"),
         *(
-            Column(f"{name}{side}", f"{name}{side.replace('_', ' ')}", "seconds")
+            ResultColumn(f"{name}{side}", f"{name}{side.replace('_', ' ')}", "seconds")
             for name in ("detect", "init", "restart", "replay")
             for side in _SIDES
         ),
-        Column("total", "total predicted", "seconds"),
-        Column("measured", "total measured", "seconds"),
-        Column("error", "error", "change"),
-        Column("from", "from other failures", "count"),
+        ResultColumn("total", "total predicted", "seconds"),
+        ResultColumn("measured", "total measured", "seconds"),
+        ResultColumn("error", "error", "change"),
+        ResultColumn("from", "from other failures", "count"),
     )
     rows = tuple(_recorded_row(row) for row in index.recorded())
     note = (
@@ -491,7 +495,7 @@ def _failures(index: RecordIndex) -> Table:
         " mini-batches since the checkpoint and the mean of those done once. The step in hand is"
         " part of the detection on record, the first step's warm-up part of the restart."
     )
-    return Table(
+    return ResultTable(
         "recorded", "Failures on record and what the model says of them", columns, rows, note
     )
 
@@ -509,28 +513,30 @@ def _recorded_row(row: Row) -> Row:
     return {**told, **parts, "error": row["error"] if row["from"] else None}
 
 
-def _runs(index: RecordIndex) -> Table:
+def _runs(index: RecordIndex) -> ResultTable:
     columns = (
-        Column("run", "run"),
-        Column("recovery", "recovery"),
-        Column("failures", "failures", "count"),
+        ResultColumn("run", "run"),
+        ResultColumn("recovery", "recovery"),
+        ResultColumn("failures", "failures", "count"),
         *(
-            Column(key, label, "seconds")
+            ResultColumn(key, label, "seconds")
             for key, label in (("mini_batch", "mini-batch"), ("checkpoint", "per checkpoint"))
         ),
-        Column("predicted", "wall predicted", "seconds"),
-        Column("wall", "wall measured", "seconds"),
-        Column("error", "error", "change"),
+        ResultColumn("predicted", "wall predicted", "seconds"),
+        ResultColumn("wall", "wall measured", "seconds"),
+        ResultColumn("error", "error", "change"),
     )
     rows = tuple(_run_row(index, recording) for recording in index.recordings)
     note = (
         "Predicted: the launch of the run, its steps at their mean, its checkpoints at their mean"
         " stall, and each failure as the model has it."
     )
-    return Table("runs", "Runs on record: their wall time from its parts", columns, rows, note)
+    return ResultTable(
+        "runs", "Runs on record: their wall time from its parts", columns, rows, note
+    )
 
 
-def _run_row(index: RecordIndex, recording: Recording) -> Row:
+def _run_row(index: RecordIndex, recording: RunTimings) -> Row:
     row: Row = {
         "run": recording.name,
         "recovery": recording.strategy,

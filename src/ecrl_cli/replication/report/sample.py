@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ecrl_cli.metrics.statistics import Paired, Summary, summary
-from ecrl_cli.replication.report.setting import Difference, differences, in_full
+from ecrl_cli.replication.report.setting import SettingDifference, differences, in_full
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, BY_SUITE
 from ecrl_cli.report.formats import listed, printable
 from ecrl_cli.report.model.arms import Arm
@@ -75,7 +75,7 @@ class Experiment:
         """The scale, for titles."""
         return f"scale {listed(self.scales)}" if self.scales else "no scale on record"
 
-    def differs_in(self, suites: Sequence[str]) -> tuple[Difference, ...]:
+    def differs_in(self, suites: Sequence[str]) -> tuple[SettingDifference, ...]:
         """Settings that differ from the published runs of these suites."""
         return differences(run for run in self.runs if run.suite in suites)
 

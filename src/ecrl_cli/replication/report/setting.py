@@ -75,7 +75,7 @@ _CHECKPOINT_KEYS = (
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """One key set differently here; `measured`: all its values in the runs considered."""
 
     key: str
@@ -138,11 +138,11 @@ def _devices(known: dict[str, Any], gpus: int) -> dict[str, Any]:
     return ({"device": device, "backend": backend} if device else {}) | shared
 
 
-def differences(runs: Iterable[Run]) -> tuple[Difference, ...]:
+def differences(runs: Iterable[Run]) -> tuple[SettingDifference, ...]:
     """Every key in which the runs of published suites differ from the published setting, in the
     order of WORDS.
     """
-    found: dict[tuple[str, str], Difference] = {}
+    found: dict[tuple[str, str], SettingDifference] = {}
     by_suite: dict[str, list[Run]] = {}
     for run in runs:
         by_suite.setdefault(run.suite, []).append(run)
@@ -153,11 +153,11 @@ def differences(runs: Iterable[Run]) -> tuple[Difference, ...]:
             if measured and any(
                 _comparable(value) != _comparable(said.value) for value in measured
             ):
-                _merge(found, Difference(key, said.value, measured))
+                _merge(found, SettingDifference(key, said.value, measured))
     return tuple(sorted(found.values(), key=lambda difference: list(WORDS).index(difference.key)))
 
 
-def _merge(found: dict[tuple[str, str], Difference], new: Difference) -> None:
+def _merge(found: dict[tuple[str, str], SettingDifference], new: SettingDifference) -> None:
     """Merge suites that differ from the same published value into one difference with all their
     values.
     """
@@ -166,7 +166,7 @@ def _merge(found: dict[tuple[str, str], Difference], new: Difference) -> None:
     values = {
         shown(value): value for value in ((*old.measured, *new.measured) if old else new.measured)
     }
-    found[ident] = Difference(new.key, new.published, tuple(values.values()))
+    found[ident] = SettingDifference(new.key, new.published, tuple(values.values()))
 
 
 def _measured(key: str, runs: Sequence[Run], known: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
@@ -215,13 +215,13 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else printable(value)
 
 
-def in_short(found: Sequence[Difference]) -> str:
+def in_short(found: Sequence[SettingDifference]) -> str:
     """For a column: only the groups; the values are given above the table."""
     keys = {difference.key for difference in found}
     return ", ".join(group for group, members in GROUPS.items() if keys & set(members)) or "nothing"
 
 
-def in_full(found: Sequence[Difference], suites: Iterable[str]) -> str:
+def in_full(found: Sequence[SettingDifference], suites: Iterable[str]) -> str:
     """For a table's heading: each difference with its values, and which published ones the reports
     leave out.
     """

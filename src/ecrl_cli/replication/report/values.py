@@ -74,7 +74,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Axis:
+class PublishedAxis:
     """A row of Table 3."""
 
     values: str
@@ -101,7 +101,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Part:
+class CountedRuns:
     """A count out of all runs."""
 
     runs: int
@@ -149,14 +149,14 @@ class Values:
     writes_submitted: int
     supervisor_clock_gain: Spread
     first_line_clock_gain: float
-    diverged_after_failure: Part
+    diverged_after_failure: CountedRuns
     replayed_steps: int
     most_inflight: int
     restart_gap_s: float
     table7: tuple[SliceValues, ...]
     loss_difference: dict[str, float]
     table2: dict[str, Item]
-    table3: dict[str, Axis]
+    table3: dict[str, PublishedAxis]
     manifest: dict[str, int]
     table4: dict[str, Factor]
     experiments: tuple[ExperimentValues, ...]

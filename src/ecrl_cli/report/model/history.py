@@ -18,7 +18,7 @@ from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.contrast import Contrast
 from ecrl_cli.report.model.inputs import RunInput, is_run, is_study, names_apart, run_inputs
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, Run, read_runs
-from ecrl_cli.report.model.sweep_diff import Difference, SweepDiff, sweep_diff
+from ecrl_cli.report.model.sweep_diff import EnvironmentDifference, SweepDiff, sweep_diff
 from ecrl_cli.report.model.timeline_view import recorded_at
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 
@@ -192,7 +192,7 @@ class History:
             return None
         return self.diff(newer, older).contrast(track.arm, measure, track.suite, [track.suite])
 
-    def around(self, at: int) -> list[Difference]:
+    def around(self, at: int) -> list[EnvironmentDifference]:
         """What differs between the environments of build `at` and of the one before. The digest of
         the source is left out where commits are known.
         """

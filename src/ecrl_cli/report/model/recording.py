@@ -9,7 +9,7 @@ from ecrl_cli.records.digests import fingerprint
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingId:
     """`start`: boot id, monotonic and wall time of the first supervisor's start. `content`: the
     fingerprint of all records.
     """
@@ -19,14 +19,14 @@ class Recording:
     content: str
 
 
-def recording_of(records: RunRecords) -> Recording | None:
+def recording_of(records: RunRecords) -> RecordingId | None:
     """Identifies the recording by the start of its first supervisor, which is unique; None if there
     is none.
     """
     if not records.sessions:
         return None
     first = records.sessions[0]
-    return Recording(
+    return RecordingId(
         records.stored.run_id,
         (first.boot_id, first.started_at, first.time),
         fingerprint(records.layout),

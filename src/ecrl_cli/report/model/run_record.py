@@ -19,7 +19,7 @@ from ecrl_cli.history.load import RunRecords, load_disk, load_environment
 from ecrl_cli.history.timeline import Timeline, timeline
 from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.metrics.cache import NewerMetrics, differences
-from ecrl_cli.metrics.checkpoints import Checkpoint, SaveLatency, save_latency
+from ecrl_cli.metrics.checkpoints import CheckpointOutcome, SaveLatency, save_latency
 from ecrl_cli.metrics.checkpoints import account as checkpoint_account
 from ecrl_cli.metrics.divergence import divergence_document
 from ecrl_cli.metrics.document import metrics_document
@@ -36,7 +36,7 @@ from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import divergence_of, read_verdict
 from ecrl_cli.report.model.inputs import RunInput
-from ecrl_cli.report.model.recording import Recording, recording_of
+from ecrl_cli.report.model.recording import RecordingId, recording_of
 from ecrl_cli.report.model.settings import settings_of
 from ecrl_cli.report.model.timeline_view import TimelineView, timeline_view
 from ecrl_cli.report.palette import CATEGORY_COLOURS
@@ -151,7 +151,7 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RunFinding:
     promise: str
     status: str
     message: str
@@ -159,7 +159,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """A verdict; `missing` if the run was not verified, or has changed since: `why`. `reference`:
     the run it was compared with, or empty.
     `problem`: why the distances to it, written with the verdict, are not shown; empty if they are
@@ -167,15 +167,15 @@ class Verdict:
     """
 
     status: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RunFinding, ...] = ()
     reference: str = ""
     why: str = ""
     problem: str = ""
 
 
 # with the distances to its reference, if there is one
-Judged = tuple[Verdict, dict[str, Any] | None]
-NOT_JUDGED: Judged = (Verdict(UNKNOWN), None)
+Judged = tuple[RunVerdict, dict[str, Any] | None]
+NOT_JUDGED: Judged = (RunVerdict(UNKNOWN), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +194,7 @@ class Run:
     reason: str
     metrics: Metrics | None
     document: dict[str, Any] | None
-    verdict: Verdict
+    verdict: RunVerdict
     supervisor: SupervisorRecord | None
     checkpoints: tuple[CheckpointLine, ...]
     fired: tuple[InjectedFault, ...]
@@ -203,10 +203,10 @@ class Run:
     view: TimelineView | None
     divergence: dict[str, Any] | None = None
     problems: tuple[str, ...] = ()
-    saves: tuple[Checkpoint, ...] = ()
+    saves: tuple[CheckpointOutcome, ...] = ()
     restarts: tuple[Restart, ...] = ()
     missing: tuple[str, ...] = ()
-    recording: Recording | None = None
+    recording: RecordingId | None = None
 
     @property
     def name(self) -> str:
@@ -506,24 +506,24 @@ def verdict_on_file(layout: RunLayout) -> Judged:
     KeyError or TypeError for an invalid file.
     """
     if not layout.verdict.exists():
-        return Verdict("missing"), None
+        return RunVerdict("missing"), None
     value, stale = read_verdict(layout)
     if stale:
         return (
-            Verdict(
+            RunVerdict(
                 "missing",
-                (Finding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),),
+                (RunFinding("records", UNKNOWN, f"not judged ({stale}); run `ecrl verify` again"),),
                 why=stale,
             ),
             None,
         )
     findings = tuple(
-        Finding(f["promise"], f["status"], f["message"], f.get("evidence"))
+        RunFinding(f["promise"], f["status"], f["message"], f.get("evidence"))
         for f in value["findings"]
     )
     divergence, problem = divergence_of(layout, value)
     return (
-        Verdict(status_of(findings), findings, str(value.get("reference", "")), problem=problem),
+        RunVerdict(status_of(findings), findings, str(value.get("reference", "")), problem=problem),
         divergence,
     )
 
@@ -533,9 +533,9 @@ def judge_again(layout: RunLayout) -> Judged:
     known = References()
     verdict = verify_run(layout.root, known=known)
     findings = tuple(
-        Finding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings
+        RunFinding(f.promise, f.status, f.message, list(f.evidence)) for f in verdict.findings
     )
-    judged = Verdict(status_of(findings), findings, verdict.reference)
+    judged = RunVerdict(status_of(findings), findings, verdict.reference)
     if not verdict.reference:
         return judged, None
     root = named(layout.root)
@@ -544,7 +544,7 @@ def judge_again(layout: RunLayout) -> Judged:
     )
 
 
-def status_of(findings: Sequence[Finding]) -> str:
+def status_of(findings: Sequence[RunFinding]) -> str:
     """The worst of the findings, whatever overall status the file states; unknown for an unknown
     status.
     """

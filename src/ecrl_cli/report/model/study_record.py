@@ -14,7 +14,7 @@ from ecrl_cli.history.load import known_environment
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.report.formats import count, plural
 from ecrl_cli.report.model.inputs import StudyInput
-from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, Series, Table
+from ecrl_cli.studies.frame.result import KINDS, SCHEMA_VERSION, Figure, ResultTable, Series
 from ecrl_cli.studies.frame.study import Skip
 
 FIGURE_KINDS = ("bars", "stacked", "cdf", "lines")
@@ -41,7 +41,7 @@ class Result:
     complete: bool
     seconds: float
     skips: tuple[Skip, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[ResultTable, ...]
     figures: tuple[Figure, ...]
     gates: tuple[Gate, ...]
     notes: tuple[str, ...]
@@ -192,7 +192,7 @@ def _check_config(config: dict[str, Any]) -> None:
         )
 
 
-def _check_table(table: Table) -> None:
+def _check_table(table: ResultTable) -> None:
     where = f"table {shown(table.name, 40)}"
     _refuse(not table.columns, f"{where} has no columns")
     _refuse(len(table.rows) * len(table.columns) > MOST_CELLS, f"{where} has too many cells")

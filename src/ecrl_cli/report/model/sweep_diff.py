@@ -33,7 +33,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Difference:
+class EnvironmentDifference:
     """A difference between the environments of two sweeps: a dotted key of environment.json and its
     distinct values on each side.
     """
@@ -99,11 +99,11 @@ class SweepDiff:
         return {key: keys.count(key) for key in dict.fromkeys(keys)}
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[EnvironmentDifference]:
         """The differences between the two environments, as recorded by the counted runs."""
         a, b = _environments(self.ours.counted), _environments(self.theirs.counted)
         return [
-            Difference(key, a.get(key, ()), b.get(key, ()))
+            EnvironmentDifference(key, a.get(key, ()), b.get(key, ()))
             for key in sorted({*a, *b})
             if set(a.get(key, ())) != set(b.get(key, ()))
         ]

@@ -10,7 +10,7 @@ from typing import Any
 from ecrl_cli.report.model.study_record import StudyResult, headline, slugs
 from ecrl_cli.report.tables.renderers import csv_of
 from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, scalar
-from ecrl_cli.studies.frame.result import Table as StudyTable
+from ecrl_cli.studies.frame.result import ResultTable
 
 
 def recorded_tables(study: StudyResult) -> list[Table]:
@@ -22,7 +22,7 @@ def recorded_tables(study: StudyResult) -> list[Table]:
     ]
 
 
-def _recorded(file: str, table: StudyTable) -> Table:
+def _recorded(file: str, table: ResultTable) -> Table:
     columns = tuple(Column(column.label, column.kind, key=column.key) for column in table.columns)
     rows = tuple(tuple(row.get(column.key) for column in table.columns) for row in table.rows)
     return Table(table.title, columns, rows, table.note, file)

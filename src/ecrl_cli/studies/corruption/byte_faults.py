@@ -19,9 +19,9 @@ from ecrl_cli.studies.corruption.content import PUBLISHED, committed, training_s
 from ecrl_cli.studies.corruption.in_memory import (
     ROOT,
     BytesFs,
-    Counts,
+    CheckOutcome,
     Files,
-    Verdict,
+    OutcomeCounts,
     outcome,
     verdict_of,
     verify_files,
@@ -127,7 +127,7 @@ def _random_trials(setting: StudyContext) -> list[Trial]:
 
 
 def run_random(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    rng, fault, counts = setting.rng(trial.key), str(trial.facts["fault"]), Counts()
+    rng, fault, counts = setting.rng(trial.key), str(trial.facts["fault"]), OutcomeCounts()
     name, files = two_ranks(setting, rng.getrandbits(48), single=trial.facts["layout"] == "single")
     for number in range(int(trial.facts["injections"])):
         changed, where = injured(files, fault, rng)
@@ -237,7 +237,7 @@ def _exhaustive_trials(context: StudyContext) -> list[Trial]:
 
 
 def run_exhaustive(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    layout, counts = str(trial.facts["layout"]), Counts()
+    layout, counts = str(trial.facts["layout"]), OutcomeCounts()
     region = next(
         region for region in regions(context, layout) if region.name == trial.facts["file"]
     )
@@ -250,7 +250,7 @@ def run_exhaustive(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return counts.found()
 
 
-def _verify(files: dict[str, bytes], layout: str, name: str) -> Verdict:
+def _verify(files: dict[str, bytes], layout: str, name: str) -> CheckOutcome:
     newest = _NAME if layout == "group" else _NAME + ".safetensors"
     if name != LATEST:
         return verify_files(files, newest)

@@ -20,7 +20,7 @@ from ecrl_cli.studies.frame.store_fixture import GUARD
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckOutcome:
     """`layer`: the rejecting layer (empty: none). `untyped`: an exception from the integrity check,
     which promises to raise none.
     """
@@ -34,16 +34,16 @@ class Verdict:
         return not self.layer and not self.untyped
 
 
-def verdict_of(examine: Callable[[], IntegrityReport]) -> Verdict:
+def verdict_of(examine: Callable[[], IntegrityReport]) -> CheckOutcome:
     """The verdict of `examine`."""
     try:
         report = examine()
     except Exception as error:  # any exception is a finding
-        return Verdict(untyped=f"{type(error).__name__}: {error}"[:200])
-    return Verdict() if report.ok else Verdict(report.layer or "?", report.reason)
+        return CheckOutcome(untyped=f"{type(error).__name__}: {error}"[:200])
+    return CheckOutcome() if report.ok else CheckOutcome(report.layer or "?", report.reason)
 
 
-def outcome(verdict: Verdict, changed: bool) -> str:
+def outcome(verdict: CheckOutcome, changed: bool) -> str:
     """The outcome class of one check of a checkpoint whose bytes were `changed` (if not, it must
     pass).
     """
@@ -121,7 +121,7 @@ def _refused(call: str, path: str, number: int) -> StorageError:
     return StorageError.of(call, path, OSError(number, os.strerror(number)))
 
 
-def verify_files(files: Files, name: str) -> Verdict:
+def verify_files(files: Files, name: str) -> CheckOutcome:
     """The integrity check's verdict on checkpoint `name` among `files`."""
     fs = BytesFs(files)
     return verdict_of(lambda: verify_checkpoint(ROOT / name, GUARD, fs))
@@ -130,13 +130,13 @@ def verify_files(files: Files, name: str) -> Verdict:
 COUNTS = ("injections", "noops", "detected", "silent_wrong", "untyped", "noops_refused")
 
 
-class Counts:
+class OutcomeCounts:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._layers: Counter[str] = Counter()
         self._first: dict[str, str] = {}
 
-    def add(self, outcome: str, verdict: Verdict, changed: bool, where: str) -> None:
+    def add(self, outcome: str, verdict: CheckOutcome, changed: bool, where: str) -> None:
         """Add one injection at `where` with `outcome`. A rejection of an unchanged checkpoint is an
         error, too.
         """
@@ -147,7 +147,7 @@ class Counts:
         elif outcome == "detected":
             self._count("noops_refused", verdict, where)
 
-    def _count(self, what: str, verdict: Verdict, where: str) -> None:
+    def _count(self, what: str, verdict: CheckOutcome, where: str) -> None:
         self._counts[what] += 1
         if what == "detected":
             self._layers[verdict.layer] += 1

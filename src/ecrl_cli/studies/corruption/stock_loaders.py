@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.studies.corruption.byte_faults import bitflip
-from ecrl_cli.studies.frame.checkpointers import NAMES, Checkpointer, State, checkpointer, lacking
+from ecrl_cli.studies.frame.checkpointers import (
+    NAMES,
+    State,
+    StockCheckpointer,
+    checkpointer,
+    lacking,
+)
 from ecrl_cli.studies.frame.study import Arm, Skip, StudyContext, Trial, asked
 
 SLICE = 50
@@ -73,7 +79,9 @@ def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _flipped(loader: Checkpointer, state: State, path: Path, file: Path, rng: random.Random) -> str:
+def _flipped(
+    loader: StockCheckpointer, state: State, path: Path, file: Path, rng: random.Random
+) -> str:
     whole = file.read_bytes()
     file.write_bytes(bitflip(whole, rng))
     try:
@@ -82,7 +90,7 @@ def _flipped(loader: Checkpointer, state: State, path: Path, file: Path, rng: ra
         file.write_bytes(whole)
 
 
-def _outcome(loader: Checkpointer, state: State, path: Path) -> str:
+def _outcome(loader: StockCheckpointer, state: State, path: Path) -> str:
     """raised, silent_wrong, or harmless: the bytes of every tensor match what was saved."""
     try:
         loaded = loader.load(state, path)

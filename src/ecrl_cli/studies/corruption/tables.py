@@ -19,14 +19,14 @@ from ecrl_cli.studies.frame.gates import mutants_gate, nothing
 from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import (
     PROPORTION_COLUMNS,
-    Column,
     Figure,
+    ResultColumn,
+    ResultTable,
     Series,
-    Table,
     upper_bound,
 )
 from ecrl_cli.studies.frame.result import proportion as proportion_of
-from ecrl_cli.studies.frame.study import Record, Results, Trial
+from ecrl_cli.studies.frame.study import Record, Trial, TrialResults
 from ecrl_cli.studies.frame.tables import (
     Cells,
     Group,
@@ -79,7 +79,7 @@ def _printed(place: int) -> Callable[[Group], int | None]:
     )
 
 
-_LAYERS = tuple(Column(layer, f"first seen by {layer}", "count") for layer in LAYERS)
+_LAYERS = tuple(ResultColumn(layer, f"first seen by {layer}", "count") for layer in LAYERS)
 
 
 def _first_seen(group: Group) -> dict[str, int]:
@@ -140,13 +140,16 @@ def _sum(group: Group) -> dict[str, Any]:
 def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals: bool) -> TableSpec:
     """Sums of the slices of the arm `name` by `label`; enumerated cases have no interval."""
     columns = (
-        *(Column("injected", "injected", "count"), Column("noops", "changed nothing", "count")),
         *(
-            Column("k", "detected", "count"),
-            Column("n", _EFFECTIVE, "count"),
+            ResultColumn("injected", "injected", "count"),
+            ResultColumn("noops", "changed nothing", "count"),
+        ),
+        *(
+            ResultColumn("k", "detected", "count"),
+            ResultColumn("n", _EFFECTIVE, "count"),
             *(PROPORTION_COLUMNS[2:] if intervals else ()),
         ),
-        *(Column("untyped", "exceptions", "count"), *_LAYERS),
+        *(ResultColumn("untyped", "exceptions", "count"), *_LAYERS),
     )
 
     def read(group: Group) -> dict[str, Any]:
@@ -222,9 +225,9 @@ def _all_flips(group: Group) -> int:
     return sum(_flips(what)(group) for what in _OURS)
 
 
-def _anchors(results: Results) -> Table:
+def _anchors(results: TrialResults) -> ResultTable:
     """Stock loaders, and ours beside them; nothing of ours alone."""
-    return _ANCHORS(results if results.of("anchors") else Results(results.context, ()))
+    return _ANCHORS(results if results.of("anchors") else TrialResults(results.context, ()))
 
 
 _ANCHORS = TableSpec(
@@ -252,7 +255,7 @@ _ANCHORS = TableSpec(
 )
 
 
-def answers(results: Results) -> dict[str, str]:
+def answers(results: TrialResults) -> dict[str, str]:
     """By mutant. found: something wrong passes (or an exception is raised). backed: see the table's
     note. A pair must let through more than its second layer alone.
     """
@@ -276,7 +279,7 @@ def answers(results: Results) -> dict[str, str]:
     return {name: answer(name) for name in by_name}
 
 
-def _planted(results: Results) -> Table:
+def _planted(results: TrialResults) -> ResultTable:
     given = answers(results)
     return TableSpec(
         "planted",
@@ -362,7 +365,7 @@ TABLES = (
 )
 
 
-def figures(results: Results) -> Iterator[Figure]:
+def figures(results: TrialResults) -> Iterator[Figure]:
     rows = [row for row in _DETECTION(results).rows if row["fault"] in PUBLISHED]
     if not rows:
         return
@@ -444,7 +447,7 @@ def _sliced_gates(arm: str, found: dict[str, Any]) -> Iterator[Gate]:
     yield Gate(f"{arm}: typed", found["untyped"] == 0, said)
 
 
-def gates(results: Results) -> Iterator[Gate]:
+def gates(results: TrialResults) -> Iterator[Gate]:
     """The gates of the arms that have records."""
     if published := results.of("published"):
         yield from _published_gates(published)
@@ -507,7 +510,7 @@ def gates(results: Results) -> Iterator[Gate]:
         )
 
 
-def notes(results: Results) -> Iterator[str]:
+def notes(results: TrialResults) -> Iterator[str]:
     rows = [row for row in _DETECTION(results).rows if row["fault"] in PUBLISHED_FAULTS]
     if rows:
         unchanged, seen, tried = (sum(row[key] for row in rows) for key in ("noops", "k", "n"))

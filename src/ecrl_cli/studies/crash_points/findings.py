@@ -16,9 +16,16 @@ from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PHASE
 from ecrl_cli.studies.crash_points.trial import violation
 from ecrl_cli.studies.frame.gates import named, none_bad
 from ecrl_cli.studies.frame.published import published
-from ecrl_cli.studies.frame.result import Column, Figure, Series, Table, proportion, upper_bound
+from ecrl_cli.studies.frame.result import (
+    Figure,
+    ResultColumn,
+    ResultTable,
+    Series,
+    proportion,
+    upper_bound,
+)
 from ecrl_cli.studies.frame.store_fixture import write_mode
-from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.study import Record, TrialResults
 from ecrl_cli.studies.frame.tables import (
     Cells,
     Group,
@@ -46,12 +53,12 @@ OUTCOMES = (
 )
 
 
-def crashes(results: Results) -> list[Record]:
+def crashes(results: TrialResults) -> list[Record]:
     """Every trial in which a process was killed."""
     return results.of("point", "call", "kill")
 
 
-def modes(results: Results) -> list[str]:
+def modes(results: TrialResults) -> list[str]:
     return list(dict.fromkeys(r.facts["mode"] for r in crashes(results)))
 
 
@@ -77,7 +84,7 @@ REMAINS = (
 )
 
 
-def atomicity(results: Results) -> Figure:
+def atomicity(results: TrialResults) -> Figure:
     """Published Figure 3."""
     return _shares(
         results,
@@ -87,7 +94,7 @@ def atomicity(results: Results) -> Figure:
     )
 
 
-def recovery(results: Results) -> Figure:
+def recovery(results: TrialResults) -> Figure:
     return _shares(
         results,
         "recovery",
@@ -101,7 +108,7 @@ def _in_group(record: Record) -> bool:
 
 
 def _shares(
-    results: Results, name: str, title: str, counted: Callable[[Sequence[Record]], int]
+    results: TrialResults, name: str, title: str, counted: Callable[[Sequence[Record]], int]
 ) -> Figure:
     series = []
     tried = grouped(
@@ -129,7 +136,7 @@ def _shares(
     )
 
 
-def breakdown(results: Results) -> Figure:
+def breakdown(results: TrialResults) -> Figure:
     """Published figure 4: by state of the files, for groups written in unsafe mode."""
     mine = [
         r
@@ -158,7 +165,7 @@ def breakdown(results: Results) -> Figure:
     )
 
 
-def phases(results: Results) -> Figure:
+def phases(results: TrialResults) -> Figure:
     counted = phase_counts(results)
     series = (
         tuple(
@@ -179,7 +186,7 @@ def phases(results: Results) -> Figure:
     )
 
 
-def phase_counts(results: Results) -> dict[str, dict[str, int]]:
+def phase_counts(results: TrialResults) -> dict[str, dict[str, int]]:
     """Kills per mode by the last point passed, in protocol order."""
     counted, of = (
         Counter((r.found["passed"], r.facts["mode"]) for r in results.of("kill")),
@@ -226,12 +233,12 @@ _PUBLISHED = TableSpec(
         Cells(
             (
                 *(
-                    Column("published_ok", "published OK", "count"),
-                    Column("published_n", "published of", "count"),
+                    ResultColumn("published_ok", "published OK", "count"),
+                    ResultColumn("published_n", "published of", "count"),
                 ),
                 *(
-                    Column("published_low", "published 95% low", "share"),
-                    Column("published_high", "published 95% high", "share"),
+                    ResultColumn("published_low", "published 95% low", "share"),
+                    ResultColumn("published_high", "published 95% high", "share"),
                 ),
             ),
             _printed,
@@ -252,7 +259,7 @@ _PUBLISHED = TableSpec(
 )
 
 
-def _reasons(results: Results) -> Table:
+def _reasons(results: TrialResults) -> ResultTable:
     counted = Counter(
         (
             r.facts["mode"],
@@ -276,8 +283,8 @@ def _reasons(results: Results) -> Table:
         "reason",
     )
     columns = (
-        *(Column(key, label) for key, label in zip(keys, labels, strict=True)),
-        Column("n", "trials", "count"),
+        *(ResultColumn(key, label) for key, label in zip(keys, labels, strict=True)),
+        ResultColumn("n", "trials", "count"),
     )
     note = (
         "The integrity check reads the commit record first and names that; the state of the files"
@@ -285,17 +292,17 @@ def _reasons(results: Results) -> Table:
         " manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is"
         " whole."
     )
-    return Table("reasons", "Why half a checkpoint was refused", columns, rows, note)
+    return ResultTable("reasons", "Why half a checkpoint was refused", columns, rows, note)
 
 
-def _phases(results: Results) -> Table:
+def _phases(results: TrialResults) -> ResultTable:
     rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(results).items())
     columns = (
-        Column("phase", "last point passed"),
-        *(Column(mode, mode, "count") for mode in modes(results)),
+        ResultColumn("phase", "last point passed"),
+        *(ResultColumn(mode, mode, "count") for mode in modes(results)),
     )
     note = "Behind the last point of a save comes the look at its predecessor by the next one."
-    return Table("phases", "Where the random kills fell", columns, rows, note)
+    return ResultTable("phases", "Where the random kills fell", columns, rows, note)
 
 
 def _by_protocol(record: Record) -> tuple[Any, ...]:
@@ -397,7 +404,7 @@ TABLES = (
 )
 
 
-def gates(results: Results) -> Iterator[Gate]:
+def gates(results: TrialResults) -> Iterator[Gate]:
     """The gates. Each names the trials that miss it."""
     points, killed = results.of("point"), crashes(results)
     went_on = results.of("point", "call")  # after a random kill no further save is made
@@ -453,7 +460,7 @@ def _ended(*ends: str) -> Callable[[Record], bool]:
 FIGURES = (atomicity, recovery, breakdown, phases)
 
 
-def notes(results: Results, in_memory: bool) -> tuple[str, ...]:
+def notes(results: TrialResults, in_memory: bool) -> tuple[str, ...]:
     place = "in memory (tmpfs)" if in_memory else "beside their records"
     notes = [
         (

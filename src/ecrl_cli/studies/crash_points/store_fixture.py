@@ -59,7 +59,7 @@ def log_of(layout: RunLayout, attempt: int) -> CheckpointLog:
     return CheckpointLog(Journal(layout.attempt(attempt).checkpoints), layout, attempt)
 
 
-class History:
+class CommittedRun:
     """The files of a run that has committed the steps of HISTORY, in memory: every trial gets its
     own copy.
     """

@@ -25,8 +25,8 @@ from ecrl_cli.studies.crash_points.store_fixture import (
     HISTORY,
     STEP,
     VICTIM,
+    CommittedRun,
     Found,
-    History,
     expected_of,
     go_on,
     half_written,
@@ -99,7 +99,7 @@ class CrashRig:
     def __init__(self, where: str, payload: Payload) -> None:
         self._payload, self._killer = payload, KillerProcess(where, payload)
         self._run = RunLayout(self._killer.folder / "run")
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, CommittedRun] = {}
         self._passed: dict[Save, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class CrashRig:
     def _laid(self, layout: str) -> Iterator[None]:
         if layout not in self._histories:
             folder = self._killer.folder / "history"
-            self._histories[layout] = History(folder, self._payload, layout)
+            self._histories[layout] = CommittedRun(folder, self._payload, layout)
             shutil.rmtree(folder)
         self._histories[layout].lay(self._run.root)
         try:

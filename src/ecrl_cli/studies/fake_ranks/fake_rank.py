@@ -109,7 +109,7 @@ class FakeRank:
         self.order = decode(AttemptSpec, read_json(self.logs.launch))
         self.step, self.until = self.order.resume_step, self.stored.config.target_steps
         self.journal = Journal(self.logs.rank(self.rank))
-        self.exchange = Exchange(self.logs.folder / "exchange", self.rank, self.world_size)
+        self.exchange = FakeExchange(self.logs.folder / "exchange", self.rank, self.world_size)
         self.plan = synthetic_plan(4096, 2048)
 
     def play(self) -> int:
@@ -233,7 +233,7 @@ class FakeRank:
             self.heartbeat.again()
 
 
-class Exchange:
+class FakeExchange:
     """A barrier in place of a collective: no rank passes its n-th before all have reached it. Uses
     a file mapped by all ranks of an attempt.
     """

@@ -30,7 +30,7 @@ NAMES = (TORCH_SAVE.name, SAFETENSORS, DCP.name, TORCH_CHECKPOINTING.name, TORCH
 
 
 @dataclass(frozen=True)
-class Checkpointer:
+class StockCheckpointer:
     """`save(state, path)` writes a file with this `suffix`, or a folder if that is empty;
     `load(like, path)` returns tensors shaped as those in `like`.
     """
@@ -45,19 +45,19 @@ def lacking(name: str) -> str:
     return _KINDS[name].lacking() if name in _KINDS else ""
 
 
-def checkpointer(name: str) -> Checkpointer:
+def checkpointer(name: str) -> StockCheckpointer:
     """The checkpointer `name`, one of NAMES or TORCH_SAVE_DURABLE's: in one process, without a
     process group.
     """
     if name == SAFETENSORS:
         from safetensors.torch import load_file, save_file
 
-        return Checkpointer(".safetensors", save_file, lambda like, path: load_file(path))
+        return StockCheckpointer(".safetensors", save_file, lambda like, path: load_file(path))
     kind = _KINDS[name]
     made = kind.load()()
     if kind is TORCH_SAVE:
         import torch
 
         # to its place at once: a rename is what the power-loss study adds
-        return Checkpointer(".pt", torch.save, made.load)
-    return Checkpointer(Path(kind.state).suffix, made.save, made.load)
+        return StockCheckpointer(".pt", torch.save, made.load)
+    return StockCheckpointer(Path(kind.state).suffix, made.save, made.load)

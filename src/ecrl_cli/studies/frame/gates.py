@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.study import Record, TrialResults
 
-GateRule = Callable[[Results], Iterable[Gate]]
+GateRule = Callable[[TrialResults], Iterable[Gate]]
 Test = Callable[[Record], object]
 
 
@@ -31,7 +31,7 @@ OVER = all_of(
 )
 
 
-def by_design(results: Results, what: str, arm: str = "case") -> str:
+def by_design(results: TrialResults, what: str, arm: str = "case") -> str:
     """The share of good trials, in words, without a bound on a probability: the cells are designed,
     not random draws.
     """
@@ -47,7 +47,7 @@ def mutants_found(bug: str = "bug", found: str = "found") -> GateRule:
     planned.
     """
 
-    def gate(results: Results) -> Iterable[Gate]:
+    def gate(results: TrialResults) -> Iterable[Gate]:
         planted = getattr(results.keys, "planted", True) or results.of("planted")
         return (
             mutants_gate(
@@ -111,5 +111,5 @@ def named(records: Sequence[Record]) -> str:
     )
 
 
-def _records(results: Results, arms: str | Sequence[str]) -> list[Record]:
+def _records(results: TrialResults, arms: str | Sequence[str]) -> list[Record]:
     return results.of(*((arms,) if isinstance(arms, str) else arms))

@@ -17,19 +17,19 @@ KINDS = ("text", "count", "share", "change", "seconds", "bytes", "number")
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     key: str
     label: str
     kind: str = "text"
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """`rows` hold a value (or None) per column key. Columns of published values are labelled so."""
 
     name: str
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     rows: tuple[dict[str, Any], ...]
     note: str = ""
 
@@ -73,20 +73,20 @@ class Findings:
     not covered.
     """
 
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ResultTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     gates: tuple[Gate, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 PROPORTION_COLUMNS = (
-    Column("k", "count", "count"),
-    Column("n", "of", "count"),
-    Column("rate", "rate", "share"),
-    Column("wilson_low", "Wilson 95% low", "share"),
-    Column("wilson_high", "Wilson 95% high", "share"),
-    Column("cp_low", "Clopper-Pearson 95% low", "share"),
-    Column("cp_high", "Clopper-Pearson 95% high", "share"),
+    ResultColumn("k", "count", "count"),
+    ResultColumn("n", "of", "count"),
+    ResultColumn("rate", "rate", "share"),
+    ResultColumn("wilson_low", "Wilson 95% low", "share"),
+    ResultColumn("wilson_high", "Wilson 95% high", "share"),
+    ResultColumn("cp_low", "Clopper-Pearson 95% low", "share"),
+    ResultColumn("cp_high", "Clopper-Pearson 95% high", "share"),
 )
 
 

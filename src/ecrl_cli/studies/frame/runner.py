@@ -220,7 +220,7 @@ def _run_missing(
     missing = [trial for trial in plan if trial.key not in done]
     journal, progress = (
         Journal(layout.trials),
-        Progress(config.name, len(plan), len(plan) - len(missing), say),
+        TrialProgress(config.name, len(plan), len(plan) - len(missing), say),
     )
     try:
         for record in results(config, layout.scratch, study, missing, say):
@@ -285,7 +285,7 @@ def _answer(config: StudyConfig, document: dict[str, Any], say: Say) -> int:
 _EVERY_S = 10.0
 
 
-class Progress:
+class TrialProgress:
     """Counts trials; call `step` for each recorded one."""
 
     def __init__(self, name: str, total: int, done: int, say: Callable[[str], None]) -> None:

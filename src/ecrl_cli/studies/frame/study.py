@@ -19,7 +19,7 @@ from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.limits import Overdue, deadline
-from ecrl_cli.studies.frame.result import Figure, Findings, Table
+from ecrl_cli.studies.frame.result import Figure, Findings, ResultTable
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ def needs(*names: str) -> Callable[[StudyContext], str]:
 
 
 @dataclass(frozen=True)
-class Results:
+class TrialResults:
     """A study's records in the order of the plan, without gaps if it is complete."""
 
     context: StudyContext
@@ -186,7 +186,9 @@ class Results:
         )
 
 
-def shows(find: Callable[[list[Record]], Findings], *arms: str) -> Callable[[Results], Findings]:
+def shows(
+    find: Callable[[list[Record]], Findings], *arms: str
+) -> Callable[[TrialResults], Findings]:
     """For `Study.findings`: `find` applied to the records of `arms`; nothing without records."""
     return lambda results: find(found) if (found := results.of(*arms)) else Findings()
 
@@ -207,11 +209,11 @@ class Study:
     keys: type[Any]
     description: str
     arms: Sequence[Arm]
-    tables: Sequence[Callable[[Results], Table]] = ()
-    figures: Callable[[Results], Iterable[Figure]] = lambda results: ()
-    gates: Sequence[Callable[[Results], Iterable[Gate]]] = ()
-    notes: Callable[[Results], Iterable[str]] = lambda results: ()
-    findings: Sequence[Callable[[Results], Findings]] = ()
+    tables: Sequence[Callable[[TrialResults], ResultTable]] = ()
+    figures: Callable[[TrialResults], Iterable[Figure]] = lambda results: ()
+    gates: Sequence[Callable[[TrialResults], Iterable[Gate]]] = ()
+    notes: Callable[[TrialResults], Iterable[str]] = lambda results: ()
+    findings: Sequence[Callable[[TrialResults], Findings]] = ()
     skips: Callable[[StudyContext], Iterable[Skip]] = lambda context: ()
     fact: str = "arm"
     alone: bool = False
@@ -223,7 +225,7 @@ class Study:
     def open(self, context: StudyContext) -> OpenStudy:
         return OpenStudy(self, context)
 
-    def conclude(self, results: Results) -> Findings:
+    def conclude(self, results: TrialResults) -> Findings:
         """The findings from the records."""
         parts = [find(results) for find in self.findings]
         tables = [
@@ -279,7 +281,7 @@ class OpenStudy:
         return self._arm(trial).run_within_limit(self._context, trial)
 
     def findings(self, records: Sequence[Record]) -> Findings:
-        return self._study.conclude(Results(self._context, records, self._study.fact))
+        return self._study.conclude(TrialResults(self._context, records, self._study.fact))
 
     def close(self) -> None:
         """Release processes, mounts and memory, also after an interruption."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.studies.frame import result
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, Column, Table
-from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, ResultColumn, ResultTable
+from ecrl_cli.studies.frame.study import Record, TrialResults
 
 Group = Sequence[Record]
 Test = Callable[[Record], object]
@@ -21,13 +21,13 @@ Test = Callable[[Record], object]
 class Cells:
     """One or more columns, and how their values are computed from a group of records."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     read: Callable[[Group], Mapping[str, Any]]
 
 
 def cell(key: str, label: str, kind: str, read: Callable[[Group], Any]) -> Cells:
     """One column with any value of a group."""
-    return Cells((Column(key, label, kind),), lambda group: {key: read(group)})
+    return Cells((ResultColumn(key, label, kind),), lambda group: {key: read(group)})
 
 
 def fact(key: str, label: str, kind: str = "text") -> Cells:
@@ -79,7 +79,7 @@ def outcomes(labels: Mapping[str, str]) -> Cells:
         return {outcome: times[outcome] for outcome in labels}
 
     return Cells(
-        tuple(Column(outcome, label, "count") for outcome, label in labels.items()), counted
+        tuple(ResultColumn(outcome, label, "count") for outcome, label in labels.items()), counted
     )
 
 
@@ -95,7 +95,11 @@ def share(
     of: str = "of",
 ) -> Cells:
     """`part` of `whole`, with intervals."""
-    columns = (Column("k", label, "count"), Column("n", of, "count"), *PROPORTION_COLUMNS[2:])
+    columns = (
+        ResultColumn("k", label, "count"),
+        ResultColumn("n", of, "count"),
+        *PROPORTION_COLUMNS[2:],
+    )
     return Cells(columns, lambda group: result.proportion(part(group), whole(group)))
 
 
@@ -111,12 +115,12 @@ class TableSpec:
     arms: tuple[str, ...] = ()
     by: tuple[Cells, ...] = ()
     columns: tuple[Cells, ...] = ()
-    note: str | Callable[[Results], str] = ""
+    note: str | Callable[[TrialResults], str] = ""
     where: Test = lambda record: True
     most: int = 0
     sort: Callable[[Record], Any] | None = None
 
-    def __call__(self, results: Results) -> Table:
+    def __call__(self, results: TrialResults) -> ResultTable:
         records = [record for record in results.of(*self.arms) if self.where(record)]
         groups = (
             list(grouped(records, self._key).values())
@@ -134,7 +138,7 @@ class TableSpec:
             }
             for group in groups
         ]
-        return Table(
+        return ResultTable(
             self.name,
             self.title,
             columns,

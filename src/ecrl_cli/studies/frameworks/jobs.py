@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ecrl
-from ecrl_cli.audit.components import Finding, Judged, judged_arm
+from ecrl_cli.audit.components import ArmFinding, Judged, judged_arm
 from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, judge
@@ -30,7 +30,7 @@ PLACES = ("mid epoch", "boundary", "second epoch", "in the backward pass")
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class FrameworkJob:
     """A script of examples/jobs on so many ranks; `modules` are imported before they are forked."""
 
     script: str
@@ -52,7 +52,7 @@ class ForkedJob:
     (forked_job.py). Started with the first attempt.
     """
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: FrameworkJob) -> None:
         self._job = job
         self._server: subprocess.Popen[str] | None = None
 
@@ -126,14 +126,14 @@ class ForkedJob:
         )
 
 
-class Jobs:
+class ForkedJobs:
     """The jobs of one process of the study."""
 
     def __init__(self, context: StudyContext) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="ecrl-jobs-", dir=context.scratch.parent))
-        self._forked: dict[JobSpec, ForkedJob] = {}
+        self._forked: dict[FrameworkJob, ForkedJob] = {}
 
-    def reference(self, job: JobSpec, switch: str = "") -> Judged:
+    def reference(self, job: FrameworkJob, switch: str = "") -> Judged:
         """The undisturbed run of `job` with `switch` on."""
         folder = self._folder(job, switch)
         if not (folder / "ref").exists():
@@ -154,7 +154,7 @@ class Jobs:
         return judged_arm(read_arm(folder / "ref"))
 
     def audited(
-        self, job: JobSpec, killed: Killed, bug: str = "", switch: str = ""
+        self, job: FrameworkJob, killed: Killed, bug: str = "", switch: str = ""
     ) -> AuditVerdict:
         """The verdict on `job` with `switch` on from its start, killed once, and `bug` planted in
         the attempt after that.
@@ -190,11 +190,11 @@ class Jobs:
         self._forked.clear()
         shutil.rmtree(self._root, ignore_errors=True)
 
-    def _folder(self, job: JobSpec, switch: str) -> Path:
+    def _folder(self, job: FrameworkJob, switch: str) -> Path:
         return self._root / f"{job.script}-{job.ranks}-{switch.replace(' ', '-') or 'plain'}"
 
     def _attempt(
-        self, job: JobSpec, arm: Path, number: int, killed: Killed | None, switch: str
+        self, job: FrameworkJob, arm: Path, number: int, killed: Killed | None, switch: str
     ) -> dict[str, Any]:
         forked = self._forked.setdefault(job, ForkedJob(job))
         faults = (
@@ -250,7 +250,7 @@ def component(verdict: AuditVerdict) -> str:
     return _blamed(found) if found is not None else ""
 
 
-def _blamed(finding: Finding) -> str:
+def _blamed(finding: ArmFinding) -> str:
     if finding.promise == "same trajectory":
         differs = next((text for text in finding.evidence if text.startswith("differs in ")), "")
         first = differs.removeprefix("differs in ").partition(",")[0]

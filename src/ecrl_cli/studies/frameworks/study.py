@@ -19,15 +19,22 @@ from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
-    Results,
     Skip,
     Study,
     StudyContext,
     Trial,
+    TrialResults,
     planted,
 )
 from ecrl_cli.studies.frame.tables import TableSpec, cell, fact, found, mutants_table, value, yes
-from ecrl_cli.studies.frameworks.jobs import PLACES, Jobs, JobSpec, Killed, component, place_of
+from ecrl_cli.studies.frameworks.jobs import (
+    PLACES,
+    ForkedJobs,
+    FrameworkJob,
+    Killed,
+    component,
+    place_of,
+)
 from ecrl_cli.studies.frameworks.recipes import RECIPES, Recipe, jobs_dir
 
 NO_PLACE = "no such place"
@@ -63,8 +70,8 @@ def _trials(context: StudyContext) -> list[Trial]:
 
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     recipe = next(recipe for recipe in RECIPES if recipe.name == trial.facts["recipe"])
-    job = JobSpec(recipe.script, recipe.modules, trial.facts["processes"])
-    jobs = context.shared(Jobs)
+    job = FrameworkJob(recipe.script, recipe.modules, trial.facts["processes"])
+    jobs = context.shared(ForkedJobs)
     killed = place_of(jobs.reference(job, recipe.variant), trial.facts["place"], job.ranks - 1)
     told: dict[str, Any] = {
         "exact": recipe.exact,
@@ -109,9 +116,9 @@ def _random_run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     """Kill a rank at any step, also before there is a checkpoint."""
     recipe = next(recipe for recipe in RECIPES if recipe.name == trial.facts["recipe"])
     job, rng, jobs = (
-        JobSpec(recipe.script, recipe.modules, trial.facts["processes"]),
+        FrameworkJob(recipe.script, recipe.modules, trial.facts["processes"]),
         context.rng(trial.key),
-        context.shared(Jobs),
+        context.shared(ForkedJobs),
     )
     last = jobs.reference(job, recipe.variant).path.last
     killed = Killed(
@@ -143,8 +150,8 @@ def _recipe_of(script: str) -> Recipe:
 def _planted_run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     row = catalogue()[trial.facts["number"]]
     recipe = _recipe_of(row["script"])
-    job = JobSpec(recipe.script, recipe.modules, row.get("processes", 1))
-    jobs, switch = context.shared(Jobs), row["bug"] if row.get("from_the_start") else ""
+    job = FrameworkJob(recipe.script, recipe.modules, row.get("processes", 1))
+    jobs, switch = context.shared(ForkedJobs), row["bug"] if row.get("from_the_start") else ""
     killed = place_of(jobs.reference(job, switch), row.get("place", PLACES[0]), job.ranks - 1)
     assert killed is not None, f"{row['script']} has no {row.get('place', PLACES[0])}"
     verdict = jobs.audited(job, killed, "" if switch else row["bug"], switch)
@@ -173,7 +180,7 @@ def _valid(record: Record) -> bool:
     return not record.found["exact"] or record.found["verdict"] in ("valid", NO_PLACE)
 
 
-def _random_gate(results: Results) -> Iterator[Gate]:
+def _random_gate(results: TrialResults) -> Iterator[Gate]:
     records = results.of("random")
     wrong = [record.key for record in records if record.found["verdict"] != "valid"]
     if records:
@@ -184,7 +191,7 @@ def _random_gate(results: Results) -> Iterator[Gate]:
         yield Gate("random", not wrong, told + (f"; not {', '.join(wrong[:3])}" if wrong else ""))
 
 
-def _tried(results: Results) -> Iterator[Gate]:
+def _tried(results: TrialResults) -> Iterator[Gate]:
     """A recipe that was killed nowhere has shown nothing."""
     places: dict[str, int] = {}
     for record in results.of("recipes"):
@@ -199,7 +206,7 @@ def _tried(results: Results) -> Iterator[Gate]:
     yield Gate("tried", bool(places) and not never, told)
 
 
-def _notes(results: Results) -> list[str]:
+def _notes(results: TrialResults) -> list[str]:
     recipes = {record.facts["recipe"]: record.found for record in results.of("recipes")}
     return [f"{name} ({told['source']}): {told['promise']}." for name, told in recipes.items()]
 

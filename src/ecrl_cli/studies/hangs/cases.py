@@ -47,7 +47,7 @@ Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class HangCase:
     """`run` returns the result, with whether it was `good`."""
 
     what: str
@@ -311,28 +311,28 @@ def overload(harness: SupervisorHarness, rng: random.Random) -> Found:
     return found | {"good": found["outcomes"] == ["completed"] and found["left"] == 0}
 
 
-CASES: tuple[Case, ...] = (
-    Case("SIGSTOP of one rank", rank_fault("freeze", (1,), "hung")),
-    Case("SIGSTOP of rank 0", rank_fault("freeze", (0,), "hung")),
-    Case("SIGSTOP of all ranks", rank_fault("freeze", (0, 1), "hung")),
-    Case("asleep with Python's lock", rank_fault("grasp", (1,), "hung")),
-    Case("spins without progress", rank_fault("spin", (0,), "hung")),
-    Case("one rank skips a collective", rank_fault("skip", (1,), "hung")),
-    Case("SIGSEGV", rank_fault("SIGSEGV", (1,), "died")),
-    Case("SIGABRT", rank_fault("SIGABRT", (0,), "died")),
-    Case("os._exit(0) early", rank_fault("exit0", (1,), "hung")),
-    Case("exit 1", rank_fault("exit1", (0,), "died")),
-    Case("SIGSTOP of the writer", writer_stopped),
-    Case("a slow disk", slow_disk),
-    Case("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
+CASES: tuple[HangCase, ...] = (
+    HangCase("SIGSTOP of one rank", rank_fault("freeze", (1,), "hung")),
+    HangCase("SIGSTOP of rank 0", rank_fault("freeze", (0,), "hung")),
+    HangCase("SIGSTOP of all ranks", rank_fault("freeze", (0, 1), "hung")),
+    HangCase("asleep with Python's lock", rank_fault("grasp", (1,), "hung")),
+    HangCase("spins without progress", rank_fault("spin", (0,), "hung")),
+    HangCase("one rank skips a collective", rank_fault("skip", (1,), "hung")),
+    HangCase("SIGSEGV", rank_fault("SIGSEGV", (1,), "died")),
+    HangCase("SIGABRT", rank_fault("SIGABRT", (0,), "died")),
+    HangCase("os._exit(0) early", rank_fault("exit0", (1,), "hung")),
+    HangCase("exit 1", rank_fault("exit1", (0,), "died")),
+    HangCase("SIGSTOP of the writer", writer_stopped),
+    HangCase("a slow disk", slow_disk),
+    HangCase("SIGKILL of the agent", agent(signal.SIGKILL, ["died", "completed"])),
     # ranks past the rendezvous do not need it
-    Case("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),
-    Case("SIGKILL of the supervisor", supervisor_killed),
-    Case("a late writer wakes up", zombie),
-    Case("the same step raises each time", crash_loop),
-    Case("the same step hangs each time", hang_loop),
-    Case("each attempt gains a little and dies", budget),
-    Case("twice as much work as processors", overload),
+    HangCase("SIGSTOP of the agent", agent(signal.SIGSTOP, ["completed"])),
+    HangCase("SIGKILL of the supervisor", supervisor_killed),
+    HangCase("a late writer wakes up", zombie),
+    HangCase("the same step raises each time", crash_loop),
+    HangCase("the same step hangs each time", hang_loop),
+    HangCase("each attempt gains a little and dies", budget),
+    HangCase("twice as much work as processors", overload),
 )
 
 

@@ -19,7 +19,7 @@ def product(now: float) -> HangDetector:
     return HangDetector(LIMITS, 0, now)
 
 
-class _Job:
+class _Lockstep:
     """Two ranks in lockstep, polled as often as the supervisor polls."""
 
     def __init__(self, make: Make) -> None:
@@ -49,7 +49,7 @@ def slow(make: Make, rng: random.Random) -> int:
     """Number of false alarms in 1,000 steps of varying length, one longer than the timeout but
     within the limit for such steps.
     """
-    job, typical = _Job(make), rng.uniform(0.3, 4.0)
+    job, typical = _Lockstep(make), rng.uniform(0.3, 4.0)
     job.step(1, 10 * typical)
     for number in range(2, SLOW_STEPS + 2):
         job.step(number, typical * (2.0 if number == SLOW_STEPS // 2 else rng.uniform(0.5, 2.0)))
@@ -62,7 +62,7 @@ def slow(make: Make, rng: random.Random) -> int:
 
 def suspended(make: Make, rng: random.Random) -> int:
     """Number of false alarms when the supervisor is suspended for hours now and then."""
-    job = _Job(make)
+    job = _Lockstep(make)
     for number in range(1, 50):
         job.step(number, 0.5)
         if rng.random() < 0.3:
@@ -75,7 +75,7 @@ def standing(make: Make, rng: random.Random) -> float | None:
     """A hung job whose writer is still active: after how many times its limit it is detected; None:
     never.
     """
-    job, seconds = _Job(make), rng.uniform(0.05, 1.0)
+    job, seconds = _Lockstep(make), rng.uniform(0.05, 1.0)
     for number in range(1, rng.randrange(3, 30)):
         job.step(number, seconds)
     job.put(40, "backward")

@@ -29,7 +29,15 @@ from ecrl_cli.studies.fake_ranks.supervisor_harness import (
 )
 from ecrl_cli.studies.frame.gates import OVER, all_of, by_design, mutants_found
 from ecrl_cli.studies.frame.limits import shared_memory
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Study,
+    StudyContext,
+    Trial,
+    TrialResults,
+    planted,
+)
 from ecrl_cli.studies.frame.tables import (
     Group,
     TableSpec,
@@ -132,7 +140,7 @@ def _ends(group: Group) -> str:
     return " / ".join(dict.fromkeys(", ".join(record.found["outcomes"]) for record in group))
 
 
-def _in_time(results: Results) -> Iterator[Gate]:
+def _in_time(results: TrialResults) -> Iterator[Gate]:
     hung = [record for record in results.of("case") if "hung" in record.found["outcomes"]]
     longest = max((record.found["found_after"] for record in hung), default=0.0)
     said = (
@@ -146,7 +154,7 @@ def _in_time(results: Results) -> Iterator[Gate]:
     )
 
 
-def _notes(results: Results) -> tuple[str, ...]:
+def _notes(results: TrialResults) -> tuple[str, ...]:
     return (
         by_design(results, "trials ended as promised"),
         (

@@ -69,7 +69,7 @@ PROGRAMS = ("load", "command")  # readers that are separate programs, as they im
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReadOutcome:
     """`outcome`: detected, silent_wrong (accepted), untyped or hung. `by`: what rejected it,
     `reason`: its message.
     """
@@ -79,20 +79,20 @@ class Seen:
     reason: str = ""
 
 
-def read_input(hostile: MaliciousInput, fixture: RunFixture) -> Seen:
+def read_input(hostile: MaliciousInput, fixture: RunFixture) -> ReadOutcome:
     """Read the input and classify the result. Never raises."""
     name, _, rest = hostile.look.partition(" ")
     try:
         return _LOOKS[name](hostile, fixture, rest)
     except EcrlError as error:
-        return Seen("detected", type(error).__name__, error.line()[:200])
+        return ReadOutcome("detected", type(error).__name__, error.line()[:200])
     except MemoryError:
-        return Seen("untyped", "MemoryError")
+        return ReadOutcome("untyped", "MemoryError")
     except Exception as error:
-        return Seen("untyped", type(error).__name__, str(error)[:200])
+        return ReadOutcome("untyped", type(error).__name__, str(error)[:200])
 
 
-def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     watched = InterleavingFs(
         PosixFs(), hostile.at, lambda: hostile.during(fixture) if hostile.during else None
     )
@@ -101,72 +101,72 @@ def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) ->
     )
     # it was valid when read; changes since then are for the next reader
     if report.ok and hostile.during:
-        return Seen("detected", "nothing was wrong yet")
+        return ReadOutcome("detected", "nothing was wrong yet")
     return (
-        Seen("silent_wrong", "nobody")
+        ReadOutcome("silent_wrong", "nobody")
         if report.ok
-        else Seen("detected", report.layer, report.reason)
+        else ReadOutcome("detected", report.layer, report.reason)
     )
 
 
-def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     """As the next attempt does: claim the store, then choose a checkpoint."""
     with closing(CheckpointStore(fixture.group.parent, StoreConfig(integrity=GUARD))) as store:
         store.claim(1)
         choice = store.newest_valid()
     if choice.report is None or choice.report.global_step != STEPS[-1]:
-        return Seen(
+        return ReadOutcome(
             "silent_wrong",
             "nobody",
             f"chose {choice.report.global_step if choice.report else None}",
         )
     if not choice.rejected:
-        return Seen("detected", "passed over")
-    return Seen("detected", choice.rejected[0].layer, choice.rejected[0].reason)
+        return ReadOutcome("detected", "passed over")
+    return ReadOutcome("detected", choice.rejected[0].layer, choice.rejected[0].reason)
 
 
-def _records(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _records(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     """Read the run as `verify` and the supervisor do; the error must name the file."""
     target = hostile.refusers[0]
     try:
         found = load(fixture.layout)
     except EcrlError as error:
         named = target if Path(target).name in error.key else error.key
-        return Seen("detected", named, error.line()[:200])
+        return ReadOutcome("detected", named, error.line()[:200])
     reasons = {one.path: one.reason for one in found.unread} | dict.fromkeys(found.torn, "torn")
     if target in reasons:
-        return Seen("detected", target, reasons[target][:200])
+        return ReadOutcome("detected", target, reasons[target][:200])
     folder_gone = not found.attempts and target.startswith("logs/")
     return (
-        Seen("detected", target, "no log of the attempt")
+        ReadOutcome("detected", target, "no log of the attempt")
         if folder_gone
-        else Seen("silent_wrong", "nobody", str(sorted(reasons))[:200])
+        else ReadOutcome("silent_wrong", "nobody", str(sorted(reasons))[:200])
     )
 
 
-def _sweep(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _sweep(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     rows = read_manifest(fixture.root / "manifest.csv")
-    return Seen("silent_wrong", "nobody", f"{len(rows)} rows")
+    return ReadOutcome("silent_wrong", "nobody", f"{len(rows)} rows")
 
 
-def _lock(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _lock(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     with run_lock(fixture.layout):
-        return Seen("silent_wrong", "nobody")
+        return ReadOutcome("silent_wrong", "nobody")
 
 
-def _build(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _build(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     build(TREES[what])
-    return Seen("silent_wrong", "nobody")
+    return ReadOutcome("silent_wrong", "nobody")
 
 
-def _load(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _load(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     """The only reader that uses torch, as a separate program."""
     return _program(
         ["-m", "ecrl_cli.studies.hostile.readers", str(fixture.single.with_suffix(".pt"))], fixture
     )
 
 
-def _command(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
+def _command(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
     words = [
         word.replace("{run}", str(fixture.root)).replace("{outside}", str(fixture.outside))
         for word in hostile.words
@@ -174,7 +174,7 @@ def _command(hostile: MaliciousInput, fixture: RunFixture, what: str) -> Seen:
     return _program(["-m", "ecrl_cli.cli.main", *words], fixture)
 
 
-def _program(words: list[str], fixture: RunFixture) -> Seen:
+def _program(words: list[str], fixture: RunFixture) -> ReadOutcome:
     """Run Python with `words`; a rejection is one line on stderr, or a verdict, and an exit
     code.
     """
@@ -191,19 +191,19 @@ def _program(words: list[str], fixture: RunFixture) -> Seen:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Seen("hung", "nobody")
+        return ReadOutcome("hung", "nobody")
     if "Traceback" in ended.stderr or ended.returncode < 0:
-        return Seen("untyped", f"exit {ended.returncode}", ended.stderr[-200:])
+        return ReadOutcome("untyped", f"exit {ended.returncode}", ended.stderr[-200:])
     said = (ended.stderr.strip() or ended.stdout.strip())[:200]
     if ended.returncode == 0:
-        return Seen("silent_wrong", "nobody", said)
+        return ReadOutcome("silent_wrong", "nobody", said)
     kind = next(
         (word for word in ("StorageError",) if said.startswith(word)), f"exit {ended.returncode}"
     )
-    return Seen("detected", kind, said)
+    return ReadOutcome("detected", kind, said)
 
 
-_LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], Seen]] = {
+_LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], ReadOutcome]] = {
     "guard": _integrity_check,
     "newest": _newest,
     "records": _records,

@@ -15,15 +15,15 @@ from ecrl_cli.errors import plural
 from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import none_of
-from ecrl_cli.studies.frame.result import Column, Table
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
-    Results,
     Skip,
     Study,
     StudyContext,
     Trial,
+    TrialResults,
     needs,
 )
 from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
@@ -164,20 +164,20 @@ _TABLES = (
 )
 
 
-def _control_table(results: Results) -> Table:
+def _control_table(results: TrialResults) -> ResultTable:
     columns = (
-        Column("payload", "payload"),
-        Column("ran", "ran under torch.load(weights_only=False)"),
+        ResultColumn("payload", "payload"),
+        ResultColumn("ran", "ran under torch.load(weights_only=False)"),
     )
     rows = tuple(
         {"payload": name, "ran": "yes" if name in r.found["ran"] else "no"}
         for r in results.of("control")
         for name in r.found["of"]
     )
-    return Table("control", "The same payloads, unpickled without restriction", columns, rows)
+    return ResultTable("control", "The same payloads, unpickled without restriction", columns, rows)
 
 
-def _enough(results: Results) -> Iterator[Gate]:
+def _enough(results: TrialResults) -> Iterator[Gate]:
     tried = len(results.of("input"))
     yield Gate(
         "inputs",
@@ -186,7 +186,7 @@ def _enough(results: Results) -> Iterator[Gate]:
     )
 
 
-def _controls(results: Results) -> Iterator[Gate]:
+def _controls(results: TrialResults) -> Iterator[Gate]:
     """Gates on the controls: each payload ran."""
     for found in (record.found for record in results.of("control")):
         message = (
@@ -205,7 +205,7 @@ def _controls(results: Results) -> Iterator[Gate]:
         )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     yield (
         f"{len(results.of('input'))} prepared inputs; they show that these are refused, not that no"
         " other input exists."

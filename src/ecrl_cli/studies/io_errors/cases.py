@@ -44,7 +44,7 @@ Wrapper = Callable[[Fs], Fs]
 
 
 @dataclass
-class Counts:
+class CaseCounts:
     """Results of one trial's cases. `errors`: typed ones; `successes`: legal ones; `stepped_back`:
     successes in which recovery skipped, and reported, a checkpoint that the disk refused to read.
     `first`: the first violation.
@@ -96,11 +96,11 @@ class After:
 
 def run_cases(
     operation: str, cell: StoreSetup, fault: Fault, seen: Seen, wrap: Wrapper | None = None
-) -> Counts:
+) -> CaseCounts:
     """Fail the first call, then the second, and so on until the operation completes without a
     fault. With `wrap`, up to the first violation.
     """
-    counts = Counts()
+    counts = CaseCounts()
     for at in range(1, CALLS + 1):
         after = run_case(OPERATIONS[operation], cell, replace(fault, at=at), wrap)
         injected, wrong = bool(after.fs.injected), judge(after, seen)

@@ -38,7 +38,7 @@ class Room:
     inodes: bool = False
 
 
-class FullDisk(JsonProgram):
+class FullDiskProgram(JsonProgram):
     """The study's handle of the saving process."""
 
     def __init__(self, scratch: Path) -> None:

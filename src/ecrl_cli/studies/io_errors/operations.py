@@ -21,7 +21,7 @@ from ecrl_cli.checkpoint.format.names import (
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.storage.memory_fs import ROOT, File, Folder, Link, ModelFs, Node, Tree
+from ecrl_cli.storage.memory_fs import ROOT, File, Link, MemoryFolder, ModelFs, Node, Tree
 from ecrl_cli.storage.writing import TEMPORARY
 from ecrl_cli.studies.frame.store_fixture import Payload, recovered_step, store_config
 
@@ -151,12 +151,12 @@ def _damage(folder: dict[str, Tree], cell: StoreSetup) -> None:
 def tree_of(fs: ModelFs, number: int = ROOT) -> dict[str, Tree]:
     """The in-memory file system's content, as a tree to start from again."""
     node = fs.nodes[number]
-    assert isinstance(node, Folder)
+    assert isinstance(node, MemoryFolder)
     return {name: _leaf(fs, fs.nodes[below], below) for name, below in node.names.items()}
 
 
 def _leaf(fs: ModelFs, node: Node, number: int) -> Tree:
-    if isinstance(node, Folder):
+    if isinstance(node, MemoryFolder):
         return tree_of(fs, number)
     return node if isinstance(node, Link) else bytes(node.data)
 
@@ -169,7 +169,7 @@ def plain(text: str) -> str:
 def signature(fs: ModelFs, number: int = ROOT) -> object:
     """Equal for two disks that differ only in nonces and pointers, on which nothing depends."""
     node = fs.nodes[number]
-    if isinstance(node, Folder):
+    if isinstance(node, MemoryFolder):
         named = (
             (plain(name), signature(fs, below))
             for name, below in node.names.items()

@@ -20,10 +20,10 @@ from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
-    Results,
     Study,
     StudyContext,
     Trial,
+    TrialResults,
     asked,
     needs,
     planted_arm,
@@ -41,7 +41,7 @@ from ecrl_cli.studies.frame.tables import (
 )
 from ecrl_cli.studies.io_errors import strace_faults
 from ecrl_cli.studies.io_errors.cases import FAULTS, Seen, run_cases
-from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDisk, Room
+from ecrl_cli.studies.io_errors.full_disk import PAGE, FullDiskProgram, Room
 from ecrl_cli.studies.io_errors.operations import (
     ATTEMPT,
     MOUNT,
@@ -142,8 +142,8 @@ def _full_trials(arm: str, context: StudyContext) -> Iterator[Trial]:
         )
 
 
-def _disk(context: StudyContext) -> FullDisk:
-    return FullDisk(context.scratch / "full")
+def _disk(context: StudyContext) -> FullDiskProgram:
+    return FullDiskProgram(context.scratch / "full")
 
 
 def _run_full(context: StudyContext, trial: Trial) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _refused(record: Record) -> bool:
     return bool(record.found["call"])
 
 
-def _shown_violations(results: Results) -> str:
+def _shown_violations(results: TrialResults) -> str:
     broken = sum(map(_broken, results.records))
     return (
         f"The first {min(broken, _SHOWN)} of {broken} trials with a violation; `trial=KEY` runs one"
@@ -261,7 +261,7 @@ def _shown_violations(results: Results) -> str:
     )
 
 
-def _gates(results: Results) -> Iterator[Gate]:
+def _gates(results: TrialResults) -> Iterator[Gate]:
     broken, calls = [record for record in results.records if _broken(record)], results.of("calls")
     first = f"; the first: {broken[0].key}: {broken[0].found['first']}" if broken else ""
     yield Gate(
@@ -283,7 +283,7 @@ def _gates(results: Results) -> Iterator[Gate]:
             )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     if calls := results.of("calls"):
         cases, stepped = sums(calls, "cases", "stepped_back").values()
         yield (

@@ -57,23 +57,23 @@ MakeFs = Callable[[Fs, Path], Fs]
 def forgets_files(forgotten: Callable[[Path], bool]) -> MakeFs:
     """`fsync` does nothing for a file that is `forgotten`."""
 
-    class Forgetful(RootedFs):
+    class ForgetsFiles(RootedFs):
         def fsync(self, fd: int) -> None:
             if not forgotten(self.open_files[fd]):
                 super().fsync(fd)
 
-    return Forgetful
+    return ForgetsFiles
 
 
 def forgets_folders(forgotten: Callable[[Path, Path], bool]) -> MakeFs:
     """`fsyncdir` does nothing for a folder that is `forgotten(folder, checkpoints)`."""
 
-    class Forgetful(RootedFs):
+    class ForgetsFolders(RootedFs):
         def fsyncdir(self, path: Path) -> None:
             if not forgotten(path, self.root):
                 super().fsyncdir(path)
 
-    return Forgetful
+    return ForgetsFolders
 
 
 class ForgetsTheNewName(RootedFs):

@@ -94,7 +94,7 @@ class _Folder:
     durable: int = 0
 
 
-class Disk:
+class ModelDisk:
     """A disk and the calls made on it. `limit`: states tried per node; beyond it a sample with
     `rng`.
     """

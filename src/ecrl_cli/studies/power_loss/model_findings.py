@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from ecrl_cli.config.schema import WRITE_MODES
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_gate
-from ecrl_cli.studies.frame.result import Column, Figure, Series
-from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.result import Figure, ResultColumn, Series
+from ecrl_cli.studies.frame.study import Record, TrialResults
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, fact, found, sums, value, yes
 from ecrl_cli.studies.power_loss.model_disk import MODELS
 from ecrl_cli.studies.power_loss.model_trial import LOST, NEVER, OUTCOMES, broken
@@ -39,14 +39,14 @@ def _of(records: Iterable[Record], **facts: str) -> list[Record]:
 
 _STATES = (
     *(
-        Column("calls", "calls", "count"),
-        Column("reachable", "states reachable, at least", "number"),
-        Column("built", "states built", "count"),
+        ResultColumn("calls", "calls", "count"),
+        ResultColumn("reachable", "states reachable, at least", "number"),
+        ResultColumn("built", "states built", "count"),
     ),
     *(
-        Column("distinct", "distinct", "count"),
-        Column("exhausted", "moments tried in full", "count"),
-        Column("moments", "of moments", "count"),
+        ResultColumn("distinct", "distinct", "count"),
+        ResultColumn("exhausted", "moments tried in full", "count"),
+        ResultColumn("moments", "of moments", "count"),
     ),
 )
 
@@ -79,8 +79,8 @@ def _protocol(record: Record) -> str:
 _COUNTED = Cells(
     (
         *_STATES,
-        *(Column(name, name, "count") for name in OUTCOMES),
-        Column("half", "half with a whole commit", "count"),
+        *(ResultColumn(name, name, "count") for name in OUTCOMES),
+        ResultColumn("half", "half with a whole commit", "count"),
     ),
     _states,
 )
@@ -93,8 +93,8 @@ _MATRIX = TableSpec(
         _COUNTED,
         Cells(
             (
-                Column("second", "states after a loss during recovery", "count"),
-                Column("worse", "worse than before it", "count"),
+                ResultColumn("second", "states after a loss during recovery", "count"),
+                ResultColumn("worse", "worse than before it", "count"),
             ),
             _second,
         ),
@@ -148,7 +148,7 @@ TABLES = (
 )
 
 
-def figures(results: Results) -> Iterator[Figure]:
+def figures(results: TrialResults) -> Iterator[Figure]:
     rows = [row for row in _MATRIX(results).rows if row["model"] == "X"]
     seen = [name for name in OUTCOMES if any(row[name] for row in rows)]
     series = tuple(
@@ -169,7 +169,7 @@ def figures(results: Results) -> Iterator[Figure]:
     )
 
 
-def classes(results: Results) -> dict[str, set[str]]:
+def classes(results: TrialResults) -> dict[str, set[str]]:
     """The outcomes of each write mode in the model."""
     found: dict[str, set[str]] = {}
     for record in results.of("ours"):
@@ -177,7 +177,7 @@ def classes(results: Results) -> dict[str, set[str]]:
     return found
 
 
-def gates(results: Results) -> Iterator[Gate]:
+def gates(results: TrialResults) -> Iterator[Gate]:
     if results.of(*ARMS):
         ours, modes = results.of("ours"), results.keys.modes
         yield from (*_never(ours), *_kept(ours, modes), *_sees(results, modes), *_again(ours))
@@ -252,7 +252,7 @@ def _first(records: Sequence[Record], bad: int) -> str:
     )
 
 
-def _sees(results: Results, modes: Sequence[str]) -> Iterator[Gate]:
+def _sees(results: TrialResults, modes: Sequence[str]) -> Iterator[Gate]:
     """Under model X the modes without syncs and the published protocol must lose acknowledged
     checkpoints; otherwise the model is blind.
     """
@@ -299,7 +299,7 @@ def _again(ours: Sequence[Record]) -> Iterator[Gate]:
     yield Gate("model folders", differing == 0 and rebuilt > 0, same)
 
 
-def notes(results: Results) -> Iterator[str]:
+def notes(results: TrialResults) -> Iterator[str]:
     ours = results.of("ours")
     if not ours:
         return

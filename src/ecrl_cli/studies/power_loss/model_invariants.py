@@ -30,7 +30,7 @@ _GUARD = IntegrityConfig(run_id=RUN_ID)
 Recover = Callable[[Fs], ResumeChoice]
 
 
-class Hung(BaseException):
+class RecoveryHung(BaseException):
     """Raised when a recovery makes too many calls."""
 
 
@@ -50,11 +50,11 @@ class Bounded(ModelFs):
     def _count(self) -> None:
         self.calls += 1
         if self.calls > _CALLS:
-            raise Hung
+            raise RecoveryHung
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredState:
     """`step`: of the chosen checkpoint, None if none. `right`: it matches what was saved under that
     step. `trouble`: how recovery itself failed.
 
@@ -69,7 +69,7 @@ class Recovered:
     rejected: tuple[tuple[str, str], ...] = ()
 
 
-def outcome(found: Recovered, acked: int, begun: int) -> str:
+def outcome(found: RecoveredState, acked: int, begun: int) -> str:
     """The class of a state, by the newest acknowledged and the newest started step (0: none).
 
     A recovery that raises returns nothing of what had been acknowledged.
@@ -100,11 +100,11 @@ class RecoveryOracle:
     ) -> None:
         self.forest, self.seed, self.single = forest, seed, single
         self._verify, self._recover = verify, recover
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[JudgedCheckpoint] = []
         self._numbers: dict[object, int] = {}  # characters of a verdict's text
         self._examined: dict[tuple[str, int, int], int] = {}
-        self._found: dict[object, Recovered] = {}
-        self._saved: dict[int, Saved] = {}
+        self._found: dict[object, RecoveredState] = {}
+        self._saved: dict[int, SavedFiles] = {}
 
     @property
     def recoveries(self) -> int:
@@ -114,7 +114,7 @@ class RecoveryOracle:
     def examined(self) -> int:
         return len(self._examined)
 
-    def recovered(self, state: int) -> Recovered:
+    def recovered(self, state: int) -> RecoveredState:
         view: object = state if self._recover else self._view(state)
         found = self._found.get(view)
         if found is None:
@@ -185,15 +185,15 @@ class RecoveryOracle:
                 self._verdicts.append(verdict)
         return found
 
-    def _asked(self, path: Path, fs: Fs, number: int) -> Verdict:
+    def _asked(self, path: Path, fs: Fs, number: int) -> JudgedCheckpoint:
         """The integrity check must never raise; if it does, so will recovery."""
         try:
             report = self._verify(path, _GUARD, fs)
-        except (Hung, Exception) as trouble:
-            return Verdict(IntegrityReport(path, ok=False), False, trouble)
-        return Verdict(report, report.ok and self._right(number, report))
+        except (RecoveryHung, Exception) as trouble:
+            return JudgedCheckpoint(IntegrityReport(path, ok=False), False, trouble)
+        return JudgedCheckpoint(report, report.ok and self._right(number, report))
 
-    def _try(self, state: int) -> Recovered:
+    def _try(self, state: int) -> RecoveredState:
         below = self._checkpoints(state)
         tree = (
             self.forest.tree(state)
@@ -208,18 +208,18 @@ class RecoveryOracle:
                 if self._recover
                 else newest_valid(fs, ROOT, lambda path: self._known(below, path))
             )
-        except Hung:
-            return Recovered(trouble="hung")
+        except RecoveryHung:
+            return RecoveredState(trouble="hung")
         except EcrlError:
-            return Recovered(trouble="detected")
+            return RecoveredState(trouble="detected")
         except Exception:
-            return Recovered(trouble="untyped")
+            return RecoveredState(trouble="untyped")
         rejected = tuple((Path(each.path).name, each.layer) for each in choice.rejected)
         if choice.report is None:
-            return Recovered(rejected=rejected)
+            return RecoveredState(rejected=rejected)
         name = choice.report.path.name
         right = self._right(dict(below)[name], choice.report) if name in dict(below) else False
-        return Recovered(choice.report.global_step, right, "", name, rejected)
+        return RecoveredState(choice.report.global_step, right, "", name, rejected)
 
     def _known(self, below: Names, path: Path) -> IntegrityReport:
         verdict = self._verdicts[self._verdict(below, path.name, dict(below)[path.name])]
@@ -235,7 +235,7 @@ class RecoveryOracle:
         if step is None:
             return False
         if step not in self._saved:
-            self._saved[step] = Saved.of(image_of(self.seed, step, self.single), self.forest)
+            self._saved[step] = SavedFiles.of(image_of(self.seed, step, self.single), self.forest)
         saved = self._saved[step]
         there = {report.path.name: number} if self.single else dict(self.forest.names(number))
         same = all(there.get(name) == data for name, data in saved.files.items())
@@ -243,7 +243,7 @@ class RecoveryOracle:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgedCheckpoint:
     """The integrity check's verdict on a checkpoint, and whether an accepted one is right.
     `trouble`: what it raised.
     """
@@ -254,14 +254,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedFiles:
     """What was saved: the files by name, as numbers of the forest, and the digests."""
 
     files: dict[str, int]
     components: Components
 
     @classmethod
-    def of(cls, image: CheckpointImage, forest: Forest) -> Saved:
+    def of(cls, image: CheckpointImage, forest: Forest) -> SavedFiles:
         files = {
             part.name: bytes(image.memory[part.offset : part.offset + part.nbytes])
             for part in image.parts

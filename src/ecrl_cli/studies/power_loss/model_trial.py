@@ -16,8 +16,8 @@ from ecrl_cli.checkpoint.store.catalog import newest_valid
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, verify_checkpoint
 from ecrl_cli.checkpoint.store.synthetic import RUN_ID
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.storage.memory_fs import Folder, Link, Tree
-from ecrl_cli.studies.power_loss.model_disk import MARK, Disk, Forest
+from ecrl_cli.storage.memory_fs import Link, MemoryFolder, Tree
+from ecrl_cli.studies.power_loss.model_disk import MARK, Forest, ModelDisk
 from ecrl_cli.studies.power_loss.model_invariants import RecoveryOracle, outcome
 from ecrl_cli.studies.power_loss.workloads import ROOT, WorkloadRun
 
@@ -59,7 +59,7 @@ def whole_commits(mode: str, model: str) -> bool:
 
 
 @dataclass
-class Counts:
+class StateCounts:
     """Results of a cell's states. `calls`: after how many calls the power may fail; `exhausted`:
     moments with every state tried; `deepest`: the most acknowledged steps, newest first, lost in
     one state.
@@ -101,13 +101,15 @@ class ModelTrial:
             rng,
         )
         self.forest: Forest = judge.forest
-        self.counts = Counts()
+        self.counts = StateCounts()
         self.seen: dict[tuple[int, int, int], str] = {}
         self._damaged = judge.halves(self.forest.plant(workload_run.begins_with))
 
     def judged(self) -> Iterator[tuple[int, str]]:
         """Every state of every moment, once each: (calls made, outcome). Updates the counts."""
-        disk = Disk(self.forest, self.workload_run.start, self.model, self.limits.states, self.rng)
+        disk = ModelDisk(
+            self.forest, self.workload_run.start, self.model, self.limits.states, self.rng
+        )
         for calls in range(len(self.workload_run.fs.log) + 1):
             if calls:
                 disk.take(self.workload_run.fs.log[calls - 1])
@@ -220,7 +222,7 @@ class ModelTrial:
         workload_run.opened(tree)
         workload_run.recover(2)
         workload_run.store.close()
-        disk = Disk(self.forest, workload_run.start, self.model, self.limits.states, self.rng)
+        disk = ModelDisk(self.forest, workload_run.start, self.model, self.limits.states, self.rng)
         seen = {state}
         for calls, op in enumerate(workload_run.fs.log, 1):
             disk.take(op)
@@ -320,7 +322,7 @@ def shown(workload_run: WorkloadRun, place: int) -> str:
     names = {
         number: name
         for node in workload_run.start.values()
-        if isinstance(node, Folder)
+        if isinstance(node, MemoryFolder)
         for name, number in node.names.items()
     }
     for earlier in log[: place + 1]:

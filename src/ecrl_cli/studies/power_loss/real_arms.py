@@ -31,7 +31,7 @@ NEEDS = {"shutdown": _MOUNTING, "blocks": (*_MOUNTING, "/dev/fuse", "mfusepy", "
 
 
 @dataclass(frozen=True)
-class Subject:
+class RigSubject:
     """A subject of the rig: see `real_process.Who`."""
 
     name: str
@@ -139,24 +139,26 @@ class RealArms:
 
     def _blocks(self) -> Iterator[Trial]:
         for fs in self._looked.usable("blocks"):
-            subjects = [Subject(mode, "group") for mode in self._study.modes] + [
-                Subject("atomic_dirsync", "single"),
-                Subject("torch.save"),
+            subjects = [RigSubject(mode, "group") for mode in self._study.modes] + [
+                RigSubject("atomic_dirsync", "single"),
+                RigSubject("torch.save"),
             ]
             for subject in subjects + [
-                Subject("atomic_dirsync", "group", plant)
+                RigSubject("atomic_dirsync", "group", plant)
                 for plant in _BLOCK_PLANTS
                 if self._study.planted
             ]:
                 facts = {"arm": "blocks", "fs": fs, **subject.facts}
                 yield Trial(f"blocks/{fs}/{subject.key}", facts)
 
-    def _subjects(self, *, planted: bool) -> list[Subject]:
+    def _subjects(self, *, planted: bool) -> list[RigSubject]:
         modes = self._study.modes
-        subjects = [Subject(mode, layout) for layout in LAYOUTS for mode in modes]
-        subjects += [Subject(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
-        subjects += [Subject(subject) for subject in TORCH_SUBJECTS if not lacking(subject)]
-        return subjects + [Subject("atomic_dirsync", "group", plant) for plant in PLANTS if planted]
+        subjects = [RigSubject(mode, layout) for layout in LAYOUTS for mode in modes]
+        subjects += [RigSubject(mode, "group", SETTLED) for mode in modes if mode != "unsafe"]
+        subjects += [RigSubject(subject) for subject in TORCH_SUBJECTS if not lacking(subject)]
+        return subjects + [
+            RigSubject("atomic_dirsync", "group", plant) for plant in PLANTS if planted
+        ]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ _ALL_SUBSETS_UP_TO = 4  # pending writes: 16 subsets
 
 
 @dataclass(frozen=True)
-class State:
+class BlockState:
     """The first `prefix` records, without those `dropped`; of the record `torn[0]` only the bytes
     from `torn[1]` to `torn[2]`. `acknowledged`: number of saves acknowledged by then.
     """
@@ -69,7 +69,7 @@ class CrashStates:
     and every tear, the others a sample.
     """
 
-    states: tuple[State, ...]
+    states: tuple[BlockState, ...]
     prefixes: int
     epochs: int
     exhausted: int
@@ -108,7 +108,9 @@ def crash_states(
     )
 
 
-def _prefixes(log: Sequence[DiskWrite], start: int, acknowledged: Sequence[int]) -> list[State]:
+def _prefixes(
+    log: Sequence[DiskWrite], start: int, acknowledged: Sequence[int]
+) -> list[BlockState]:
     """Prefixes after every write, and at every acknowledgement."""
     moments = [
         start,
@@ -116,7 +118,8 @@ def _prefixes(log: Sequence[DiskWrite], start: int, acknowledged: Sequence[int])
         *acknowledged,
     ]
     return [
-        State(moment, sum(at <= moment for at in acknowledged)) for moment in sorted(set(moments))
+        BlockState(moment, sum(at <= moment for at in acknowledged))
+        for moment in sorted(set(moments))
     ]
 
 
@@ -137,11 +140,11 @@ def _drops(
     epochs: Sequence[tuple[tuple[int, ...], int]],
     budget: int,
     rng: random.Random,
-) -> list[State]:
+) -> list[BlockState]:
     """States at the end of an epoch with writes dropped, one from each epoch in turn until the
     limit is reached or nothing new comes.
     """
-    found: dict[State, None] = {}
+    found: dict[BlockState, None] = {}
     sources = [_subsets(log, members, acknowledged, rng) for members, acknowledged in epochs]
     barren = 0
     while sources and len(found) < budget and barren < 4:
@@ -158,15 +161,15 @@ def _drops(
 
 def _subsets(
     log: Sequence[DiskWrite], members: tuple[int, ...], acknowledged: int, rng: random.Random
-) -> Iterator[State]:
+) -> Iterator[BlockState]:
     prefix = members[-1] + 1
     if len(members) <= _ALL_SUBSETS_UP_TO:
         for count in range(1, len(members)):
             for dropped in combinations(members, count):
-                yield State(prefix, acknowledged, dropped)
+                yield BlockState(prefix, acknowledged, dropped)
         for index in members:
             for cut in range(PAGE, len(log[index].data), PAGE):
-                yield State(prefix, acknowledged, torn=(index, 0, cut))
+                yield BlockState(prefix, acknowledged, torn=(index, 0, cut))
         return
     while True:
         share = rng.random()
@@ -174,7 +177,7 @@ def _subsets(
             rng.choice(members),
         )
         kept = [index for index in members if index not in dropped and len(log[index].data) > PAGE]
-        yield State(prefix, acknowledged, dropped, _torn(log, kept, rng))
+        yield BlockState(prefix, acknowledged, dropped, _torn(log, kept, rng))
 
 
 def _torn(
@@ -206,7 +209,7 @@ class BlocksTrial:
 
 
 @dataclass(frozen=True)
-class Recording:
+class BlockRecording:
     """`empty`: the content of the disk, of `size` bytes, before mounting. `start`: number of log
     records when the saves began, `acknowledged`: when each save was acknowledged.
     """
@@ -262,7 +265,7 @@ class Blocks:
             "example": _example(results, outcomes),
         }
 
-    def _record(self, who: Who, kind: str) -> Recording:
+    def _record(self, who: Who, kind: str) -> BlockRecording:
         """Save SAVES times on a fresh file system. Writes of unmounting belong to no crash and are
         not logged.
         """
@@ -290,7 +293,7 @@ class Blocks:
             os.close(disk)
             os.close(log)
         ends = list(accumulate(record.log_bytes for record in records))
-        return Recording(
+        return BlockRecording(
             size,
             empty,
             records,
@@ -299,7 +302,7 @@ class Blocks:
         )
 
     def _replay(
-        self, trial: BlocksTrial, recording: Recording, state: State, *, go_on: bool
+        self, trial: BlocksTrial, recording: BlockRecording, state: BlockState, *, go_on: bool
     ) -> tuple[Answer, bool]:
         """Rebuild the disk, mount it so that the file system recovers, then recover; returns the
         answer, and whether it could be mounted.
@@ -390,7 +393,7 @@ def _contents(disk: int) -> Iterator[DiskWrite]:
         at = end
 
 
-def _example(results: list[tuple[State, Answer, bool]], outcomes: list[str]) -> str:
+def _example(results: list[tuple[BlockState, Answer, bool]], outcomes: list[str]) -> str:
     """The first state with the worst outcome, in words."""
     for worst in ("silent_wrong", "untyped", "hung", "detected", "lost_all", "lost_ack"):
         if worst in outcomes:

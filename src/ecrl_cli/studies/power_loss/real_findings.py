@@ -13,14 +13,14 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_gate, nothing
 from ecrl_cli.studies.frame.result import (
     PROPORTION_COLUMNS,
-    Column,
     Figure,
+    ResultColumn,
+    ResultTable,
     Series,
-    Table,
     proportion,
     upper_bound,
 )
-from ecrl_cli.studies.frame.study import Record, Results
+from ecrl_cli.studies.frame.study import Record, TrialResults
 from ecrl_cli.studies.frame.tables import (
     Cells,
     Group,
@@ -88,7 +88,8 @@ def _counts(group: Group) -> dict[str, int]:
 
 
 _OUTCOMES = Cells(
-    tuple(Column(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES), _counts
+    tuple(ResultColumn(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES),
+    _counts,
 )
 
 
@@ -105,24 +106,24 @@ def _per_block(group: Group) -> str:
     return ", ".join(f"{lost(block)}/{len(block)}" for block in blocks)
 
 
-def _phases(results: Results) -> Table:
+def _phases(results: TrialResults) -> ResultTable:
     """The phases of a save at which the power failed, to show that the moments vary."""
     by_fs = grouped(results.of("shutdown"), lambda r: r.facts["fs"])
     counts = {fs: Counter(record.found["phase"] for record in by_fs[fs]) for fs in sorted(by_fs)}
     times = sum(counts.values(), Counter[str]())
     phases = sorted(times, key=lambda phase: (-times[phase], phase))
     columns = (
-        Column("phase", "the last point that the save had passed"),
-        *(Column(fs, fs, "count") for fs in counts),
+        ResultColumn("phase", "the last point that the save had passed"),
+        *(ResultColumn(fs, fs, "count") for fs in counts),
     )
     rows = tuple(
         {"phase": phase} | {fs: count[phase] for fs, count in counts.items()} for phase in phases
     )
     note = "The points are those of the protocol; other subjects only have saving and acknowledged."
-    return Table("real-phases", "When the power went", columns, rows, note)
+    return ResultTable("real-phases", "When the power went", columns, rows, note)
 
 
-def _planted(results: Results) -> Table:
+def _planted(results: TrialResults) -> ResultTable:
     """A row per fault, with a column per arm and file system on which any was tried."""
     by_place = grouped(
         (r for r in results.of(*ARMS) if r.facts["variant"] in PLANTS),
@@ -130,11 +131,11 @@ def _planted(results: Results) -> Table:
     )
     places = sorted(by_place, reverse=True)
     columns = [
-        Column("plant", "fault"),
-        Column("breaks", "what it breaks"),
-        Column("found", "found"),
+        ResultColumn("plant", "fault"),
+        ResultColumn("breaks", "what it breaks"),
+        ResultColumn("found", "found"),
     ]
-    columns += [Column(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in places]
+    columns += [ResultColumn(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in places]
     rows = []
     for plant, breaks in PLANTS.items() if places else ():
         row: dict[str, Any] = {
@@ -147,7 +148,9 @@ def _planted(results: Results) -> Table:
             row[f"{arm}-{fs}"] = f"{lost(tried)} of {outcomes(tried).total()}" if tried else None
             row["found"] = "yes" if lost(tried) else row["found"]
         rows.append(row)
-    return Table("real-planted", "Faults planted into atomic_dirsync", tuple(columns), tuple(rows))
+    return ResultTable(
+        "real-planted", "Faults planted into atomic_dirsync", tuple(columns), tuple(rows)
+    )
 
 
 TABLES = (
@@ -162,7 +165,7 @@ TABLES = (
             Cells(
                 (
                     *PROPORTION_COLUMNS,
-                    Column("upper", "one-sided exact 95% upper bound of a zero", "share"),
+                    ResultColumn("upper", "one-sided exact 95% upper bound of a zero", "share"),
                 ),
                 _loss,
             ),
@@ -203,7 +206,7 @@ TABLES = (
 )
 
 
-def figures(results: Results) -> Iterator[Figure]:
+def figures(results: TrialResults) -> Iterator[Figure]:
     by_subject = grouped(results.of("shutdown"), lambda r: (r.facts["fs"], _label(r)))
     kinds = sorted({fs for fs, _ in by_subject})
     subjects = tuple(
@@ -234,13 +237,13 @@ def figures(results: Results) -> Iterator[Figure]:
     )
 
 
-def classes(results: Results) -> dict[str, set[str]]:
+def classes(results: TrialResults) -> dict[str, set[str]]:
     """The outcomes of each unmodified write mode on a real file system."""
     by_mode = grouped(filter(is_ours, results.of(*ARMS)), lambda r: r.facts["subject"])
     return {mode: set(outcomes(records)) for mode, records in by_mode.items()}
 
 
-def gates(results: Results) -> Iterator[Gate]:
+def gates(results: TrialResults) -> Iterator[Gate]:
     """The gates of the arms that have records."""
     for arm in ARMS:
         if records := results.of(arm):
@@ -342,7 +345,7 @@ def _sensitive(arm: str, ours: Sequence[Record]) -> Gate:
     )
 
 
-def notes(results: Results) -> Iterator[str]:
+def notes(results: TrialResults) -> Iterator[str]:
     records = results.of("shutdown")
     for fs, safe in sorted(grouped(filter(is_safe, records), lambda r: r.facts["fs"]).items()):
         if not lost(safe):

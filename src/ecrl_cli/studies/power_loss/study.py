@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ecrl_cli.config.studies import PowerLoss
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.studies.frame.study import Arm, Results, Study, StudyContext
+from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, TrialResults
 from ecrl_cli.studies.power_loss import model_findings as model
 from ecrl_cli.studies.power_loss import real_findings as real
 from ecrl_cli.studies.power_loss.model_arm import ModelArm
@@ -37,7 +37,7 @@ def _real_arm(name: str) -> Arm:
     return _arm(name, RealArms, (name,), lambda context: context.shared(RealArms).missing(name))
 
 
-def not_kinder(results: Results) -> Iterator[Gate]:
+def not_kinder(results: TrialResults) -> Iterator[Gate]:
     """Every outcome of a mode on a real file system must be possible in the model, where both were
     tried.
     """

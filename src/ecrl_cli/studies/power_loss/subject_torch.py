@@ -13,7 +13,7 @@ import torch
 from ecrl_cli.config.checkpointers import DCP, TORCH_SAVE, TORCH_SAVE_DURABLE
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.storage.fs import PosixFs
-from ecrl_cli.studies.frame.checkpointers import Checkpointer, checkpointer
+from ecrl_cli.studies.frame.checkpointers import StockCheckpointer, checkpointer
 from ecrl_cli.studies.frame.store_fixture import Payload
 from ecrl_cli.studies.power_loss.subject_store import Acknowledge, Recovered
 
@@ -26,7 +26,12 @@ class TorchSubject:
     """
 
     def __init__(
-        self, folder: Path, payload: Payload, checkpointer: Checkpointer, *, durable: bool = False
+        self,
+        folder: Path,
+        payload: Payload,
+        checkpointer: StockCheckpointer,
+        *,
+        durable: bool = False,
     ) -> None:
         self._folder, self._payload, self._checkpointer, self._durable, self._fs = (
             folder,

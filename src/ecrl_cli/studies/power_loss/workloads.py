@@ -28,7 +28,7 @@ from ecrl_cli.storage.fs import Buffer
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import replace_small, write_new
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config
-from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
+from ecrl_cli.studies.power_loss.model_disk import Forest, ModelDisk
 
 RUN = Path("/run")
 ROOT = RUN / "checkpoints"
@@ -90,7 +90,7 @@ class WorkloadRun:
     def tree(self, calls: int | None = None) -> dict[str, Any]:
         """The whole disk after the first `calls` calls (None: all)."""
         forest = Forest()
-        disk = Disk(forest, self.start, "P", 1, random.Random(0))
+        disk = ModelDisk(forest, self.start, "P", 1, random.Random(0))
         for op in self.fs.log[:calls]:
             disk.take(op)
         tree = forest.tree(disk.states().numbers[0])

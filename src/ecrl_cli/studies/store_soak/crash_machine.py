@@ -25,7 +25,7 @@ from ecrl_cli.storage.memory_fs import File, FsOp, ModelFs
 from ecrl_cli.studies.frame.store_fixture import store_config
 from ecrl_cli.studies.frame.watched_fs import CrashingFs
 from ecrl_cli.studies.mutants.registry import StoreMutant
-from ecrl_cli.studies.power_loss.model_disk import Disk, Forest
+from ecrl_cli.studies.power_loss.model_disk import Forest, ModelDisk
 from ecrl_cli.studies.store_soak.model import KEEP, Content
 
 RUN = Path("/run")
@@ -71,7 +71,7 @@ class DyingProcessFs(CrashingFs):
 
 
 @dataclass
-class Process:
+class SavingProcess:
     """A saving process: a rank of the blocking strategy, or the background writer with its queue.
     `next`: the step it saves next.
     """
@@ -119,14 +119,14 @@ class Machine:
         self._start = ModelFs(RUN, tree).nodes  # type: ignore[arg-type]
 
     def process(
-        self, attempt: int, ranks: int, on_line: Callable[[Process, CheckpointLine], None]
-    ) -> Process:
+        self, attempt: int, ranks: int, on_line: Callable[[SavingProcess, CheckpointLine], None]
+    ) -> SavingProcess:
         """A new process with its own store; `on_line` is called with every line of its log as it is
         written.
         """
         fs, lines = DyingProcessFs(self.disk, self._rng), list[CheckpointLine]()
         journal = cast(Journal, _Memory(lines, lambda line: on_line(made, line)))
-        made = Process(
+        made = SavingProcess(
             attempt,
             ranks,
             fs,
@@ -158,7 +158,7 @@ class Machine:
         """Replace the disk by a random state that a power loss under `model` may leave."""
         rng = random.Random(salt)
         forest = Forest()
-        lost = Disk(forest, self._start, model, STATES, rng)
+        lost = ModelDisk(forest, self._start, model, STATES, rng)
         for op in self.disk.log:
             lost.take(op)
         tree = forest.tree(rng.choice(lost.states().numbers))

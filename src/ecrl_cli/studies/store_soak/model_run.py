@@ -22,7 +22,7 @@ from ecrl_cli.storage.fault_injecting_fs import Fault, TooManyCalls
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.content import Observer, content_of, image_of
-from ecrl_cli.studies.store_soak.crash_machine import ROOT, Dead, Machine, Process
+from ecrl_cli.studies.store_soak.crash_machine import ROOT, Dead, Machine, SavingProcess
 from ecrl_cli.studies.store_soak.model import Content, Model
 from ecrl_cli.studies.store_soak.operations import JumpingClock, Op
 
@@ -30,7 +30,7 @@ _PASSING = ("EMFILE", "ENOMEM")  # errors that say nothing about the file and so
 
 
 @dataclass(frozen=True)
-class StoreSetup:
+class SoakSetup:
     """The store's configuration. `planted`: the name of its bug, if any."""
 
     mode: str
@@ -47,7 +47,7 @@ class Disagreement(BaseException):
 class StoreRun:
     """A store's history from its first process on. `met`: how often each event occurred."""
 
-    def __init__(self, cell: StoreSetup, jumping: JumpingClock) -> None:
+    def __init__(self, cell: SoakSetup, jumping: JumpingClock) -> None:
         self.cell, self.clock, self.met = cell, jumping, Counter[str]()
         mode, planted = (
             write_mode(cell.mode),
@@ -57,8 +57,8 @@ class StoreRun:
         self.machine = Machine(cell.mode, planted, random.Random(7))
         self.model = Model(durable=mode.sync_files and mode.sync_directories, atomic=mode.atomic)
         self.attempt = -1
-        self.writer: Process | None = None
-        self.late: list[Process] = []  # writers of older attempts that are still alive
+        self.writer: SavingProcess | None = None
+        self.late: list[SavingProcess] = []  # writers of older attempts that are still alive
         self.faulted = False  # a fault hit this operation
 
     def do(self, op: Op) -> None:
@@ -102,7 +102,7 @@ class StoreRun:
             zombie.waiting.append(zombie.take())
             self._work(zombie, op)
 
-    def _work(self, writer: Process, op: Op) -> None:
+    def _work(self, writer: SavingProcess, op: Op) -> None:
         """Save one queued content, as the background writer or as a rank of the blocking
         strategy.
         """
@@ -127,7 +127,7 @@ class StoreRun:
             )
         self.met["acknowledged"] += any(line.event == "committed" for line in new)
 
-    def _on_log_line(self, writer: Process, line: CheckpointLine) -> None:
+    def _on_log_line(self, writer: SavingProcess, line: CheckpointLine) -> None:
         """Called for each line of a writer's log as it is written."""
         if line.event != "committed":
             return
@@ -143,7 +143,7 @@ class StoreRun:
         if wrong := self.model.acknowledge((line.global_step, writer.ranks), writer.attempt):
             raise Disagreement(wrong)
 
-    def _writer(self) -> Process | None:
+    def _writer(self) -> SavingProcess | None:
         """The current writer; starts a new attempt if there is none."""
         if self.writer is None:
             self._begin(Op("restart"))
@@ -178,7 +178,7 @@ class StoreRun:
         if self._befallen(new, op, recover) and new.attempt == self.attempt:
             self.writer = new
 
-    def _recovered(self, choice: ResumeChoice, new: Process, op: Op) -> int:
+    def _recovered(self, choice: ResumeChoice, new: SavingProcess, op: Op) -> int:
         """Compare recovery's choice with the reference model; returns the step."""
         found = self._content(choice)
         excused = bool(new.fs.faulty.injected) and op.trouble not in _PASSING
@@ -249,7 +249,7 @@ class StoreRun:
         self.model.lose_power(model)
         self.writer, self.late = None, []
 
-    def _befallen(self, process: Process, op: Op, act: Callable[[], bool]) -> bool | None:
+    def _befallen(self, process: SavingProcess, op: Op, act: Callable[[], bool]) -> bool | None:
         """Run `process` under the fault of `op`; False if refused, None if it died. An error that
         must not occur ends the run.
         """
@@ -289,10 +289,10 @@ class StoreRun:
             if left:
                 raise Disagreement(f"leak: {left} descriptors stay open after {op}")
 
-    def _event(self, process: Process, op: Op) -> Callable[[], None]:
+    def _event(self, process: SavingProcess, op: Op) -> Callable[[], None]:
         return (lambda: self._meet_rival(process)) if op.trouble == "rival" else process.fs.die
 
-    def _meet_rival(self, process: Process) -> None:
+    def _meet_rival(self, process: SavingProcess) -> None:
         """A newer attempt starts while `process` is suspended between two calls; then `process`
         continues.
         """
@@ -300,14 +300,14 @@ class StoreRun:
             self.writer = None
         self._begin(Op("restart", number=process.ranks))
 
-    def _died(self, process: Process, op: Op) -> None:
+    def _died(self, process: SavingProcess, op: Op) -> None:
         self.met[f"met {op.trouble}"] += 1
         if self.writer is process:
             self.writer = None
         if op.trouble in ("O", "X"):
             self._lose_power(op.trouble, op.at)
 
-    def _refused(self, process: Process, op: Op, error: StorageError) -> None:
+    def _refused(self, process: SavingProcess, op: Op, error: StorageError) -> None:
         if not process.fs.faulty.injected and process.attempt >= self.attempt:
             raise Disagreement(f"refused, and nothing stood in its way: {error.line()}") from error
         if (
@@ -356,7 +356,7 @@ def _family(op: Op) -> str:
     return "a fault" if op.scope else op.trouble or "nothing"
 
 
-__all__ = ["Played", "StoreSetup", "play", "shortest"]
+__all__ = ["Played", "SoakSetup", "play", "shortest"]
 TRIES = 600  # maximum number of programs run to shrink one
 
 Fails = Callable[[Sequence[Op]], bool]
@@ -373,7 +373,7 @@ class Played:
     met: Counter[str] = field(default_factory=Counter)
 
 
-def play(ops: Sequence[Op], cell: StoreSetup) -> Played:
+def play(ops: Sequence[Op], cell: SoakSetup) -> Played:
     """Run `ops` from an empty disk. Deterministic in the list."""
     jumping, numbers = JumpingClock(), itertools.count()
     with (

@@ -14,14 +14,14 @@ from typing import Any
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.result import Column, Table, upper_bound
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable, upper_bound
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
-    Results,
     Study,
     StudyContext,
     Trial,
+    TrialResults,
     command,
     planted,
 )
@@ -39,7 +39,7 @@ from ecrl_cli.studies.frame.tables import (
     yes,
 )
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
-from ecrl_cli.studies.store_soak.model_run import StoreSetup, play, shortest
+from ecrl_cli.studies.store_soak.model_run import SoakSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import SHARES, Op, encoded, program, unrivalled
 
 PROGRAMS = 100  # maximum programs run to find a planted bug
@@ -68,7 +68,7 @@ def _programs(context: StudyContext) -> Iterator[Trial]:
 
 
 def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
-    store = StoreSetup(trial.facts["mode"], trial.facts["layout"])
+    store = SoakSetup(trial.facts["mode"], trial.facts["layout"])
     ops = program(context.rng(trial.key), trial.facts["ops"])
     played = play(ops, store)
     result: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _play(context: StudyContext, trial: Trial) -> dict[str, Any]:
     return result
 
 
-def _shrunk(ops: Sequence[Op], store: StoreSetup, wrong: str) -> tuple[Op, ...]:
+def _shrunk(ops: Sequence[Op], store: SoakSetup, wrong: str) -> tuple[Op, ...]:
     """The shortest program that ends in the same kind of disagreement."""
     kind = wrong.partition(":")[0]
     return shortest(ops, lambda candidate: play(candidate, store).wrong.partition(":")[0] == kind)
@@ -95,7 +95,7 @@ def _shrunk(ops: Sequence[Op], store: StoreSetup, wrong: str) -> tuple[Op, ...]:
 def _search(context: StudyContext, trial: Trial) -> dict[str, Any]:
     """Run programs on the store with the bug until one disagrees."""
     bug = next(each for each in STORE_MUTANTS if each.name == trial.facts["bug"])
-    store, rng, ops = StoreSetup(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
+    store, rng, ops = SoakSetup(bug.mode, bug.layout, bug.name), context.rng(trial.key), 0
     for _ in range(PROGRAMS):
         tried = unrivalled(program(rng, context.keys.length))
         played = play(tried, store)
@@ -113,25 +113,25 @@ def _acknowledged(group: Group) -> int:
     return sum(record.found["met"].get("acknowledged", 0) for record in group)
 
 
-def _met(results: Results) -> Counter[str]:
+def _met(results: TrialResults) -> Counter[str]:
     return sum((Counter(record.found["met"]) for record in results.of("programs")), Counter[str]())
 
 
-def _met_table(results: Results) -> Table:
+def _met_table(results: TrialResults) -> ResultTable:
     met, said = _met(results), {**{do: f"{do} (operation)" for do in SHARES}, **_TROUBLES}
     rows = tuple(
         {"what": said.get(what, what), "n": met[what]}
         for what in (*said, *sorted(what for what in met if what.startswith("recovered")))
     )
-    return Table(
+    return ResultTable(
         "met",
         "What was done, and what befell it",
-        (Column("what", "what"), Column("n", "times", "count")),
+        (ResultColumn("what", "what"), ResultColumn("n", "times", "count")),
         rows,
     )
 
 
-def _gates(results: Results) -> Iterator[Gate]:
+def _gates(results: TrialResults) -> Iterator[Gate]:
     programs, met = results.of("programs"), _met(results)
     ops, wrong = (
         sum(record.found["ops"] for record in programs),
@@ -158,7 +158,7 @@ def _gates(results: Results) -> Iterator[Gate]:
         )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     programs = results.of("programs")
     if programs and not any(map(_wrong, programs)):
         yield (

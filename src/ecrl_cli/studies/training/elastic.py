@@ -21,7 +21,14 @@ from ecrl_cli.config.studies import Elastic
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Record, Results, Study, StudyContext, Trial, planted_arm
+from ecrl_cli.studies.frame.study import (
+    Record,
+    Study,
+    StudyContext,
+    Trial,
+    TrialResults,
+    planted_arm,
+)
 from ecrl_cli.studies.mutants.recovery import BUGS, REPLICA_BUGS
 from ecrl_cli.studies.training import failures
 from ecrl_cli.studies.training.failures import BATCHES, OUTCOMES, possible
@@ -170,7 +177,7 @@ def _mode(record: Record) -> str:
     return f"{replicas} replicas" if replicas else "plain"
 
 
-def _alike(results: Results) -> Iterator[Gate]:
+def _alike(results: TrialResults) -> Iterator[Gate]:
     """Compared here, not by `verify`: one digest per model and number of replicas, whatever the
     sizes.
     """
@@ -196,7 +203,7 @@ def _alike(results: Results) -> Iterator[Gate]:
         )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     tried = runs(results)
     if tried and all(map(is_valid, tried)):
         changes = sum(record.found["resized"] for record in tried)

@@ -30,7 +30,7 @@ from ecrl_cli.failures.plan import plan, planned
 from ecrl_cli.failures.storage_faults import FailedCall
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Results, Skip, Study, StudyContext, Trial, planted_arm
+from ecrl_cli.studies.frame.study import Skip, Study, StudyContext, Trial, TrialResults, planted_arm
 from ecrl_cli.studies.mutants.recovery import BUGS
 from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
@@ -351,7 +351,7 @@ def _told(found: Iterable[Any]) -> str:
     return ", ".join(f"{what} {n}" for what, n in Counter(found).most_common())
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return

@@ -29,7 +29,7 @@ from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.studies.frame.gates import mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Results, Study, StudyContext, Trial, planted_arm
+from ecrl_cli.studies.frame.study import Study, StudyContext, Trial, TrialResults, planted_arm
 from ecrl_cli.studies.frame.tables import sums
 from ecrl_cli.studies.mutants.recovery import LIVE_BUGS, REPLICA_BUGS
 from ecrl_cli.studies.training.failures import possible
@@ -38,7 +38,7 @@ from ecrl_cli.studies.training.training_study import (
     BUGS_FOUND,
     FAILED,
     Bench,
-    Run,
+    TrainedRun,
     all_valid,
     by,
     ending,
@@ -358,7 +358,7 @@ def play(bench: Bench, spec: LiveRunSpec, entries: tuple[str, ...]) -> dict[str,
     """
     beside: dict[str, Any] = {"seen": "", "went_on": 0, "joined": 0, "redone": 0, "lost": 0}
 
-    def look(run: Run, layout: RunLayout, reference: RunLayout) -> None:
+    def look(run: TrainedRun, layout: RunLayout, reference: RunLayout) -> None:
         if run.outcome not in TOLD:
             return
         history = read_history(layout, read_run_config(layout).config)
@@ -373,7 +373,7 @@ def play(bench: Bench, spec: LiveRunSpec, entries: tuple[str, ...]) -> dict[str,
 
 
 def _asked(
-    history: RunHistory, run: Run, layout: RunLayout, reference: RunLayout
+    history: RunHistory, run: TrainedRun, layout: RunLayout, reference: RunLayout
 ) -> tuple[str, str]:
     """(outcome, why) of the first broken promise."""
     if left := sockets(layout):
@@ -441,7 +441,7 @@ def _counted(history: RunHistory) -> dict[str, int]:
     }
 
 
-def _alive(results: Results) -> Iterator[Gate]:
+def _alive(results: TrialResults) -> Iterator[Gate]:
     """Under each recovery some processes survived others; otherwise every recovery was a
     restart.
     """
@@ -462,7 +462,7 @@ def _alive(results: Results) -> Iterator[Gate]:
     )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     tried = runs(results)
     if not tried:
         return

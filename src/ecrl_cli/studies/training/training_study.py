@@ -31,8 +31,8 @@ from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.gates import GateRule
 from ecrl_cli.studies.frame.limits import Overdue, deadline, reap, remaining, shared_memory
-from ecrl_cli.studies.frame.result import Column, Table
-from ecrl_cli.studies.frame.study import Arm, Record, Results, StudyContext, Trial, command
+from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.study import Arm, Record, StudyContext, Trial, TrialResults, command
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.studies.mutants.recovery import planted as with_bug
@@ -53,7 +53,7 @@ Keys = Mapping[str, Any]
 
 
 @dataclass
-class Run:
+class TrainedRun:
     """A run's result. `outcome`: valid, or the first problem: hung | left | exit | invalid |
     unknown | differs | idle (a planned failure did not happen).
 
@@ -73,7 +73,7 @@ class Run:
 
 
 # Called with the finished run, its folder and its reference's; writes problems into the run.
-Look = Callable[[Run, RunLayout, RunLayout], None]
+Look = Callable[[TrainedRun, RunLayout, RunLayout], None]
 
 
 class Bench:
@@ -88,14 +88,14 @@ class Bench:
 
     def play(
         self, keys: Keys, reference: Keys, hash_seed: str = "", look: Look | None = None
-    ) -> Run:
+    ) -> TrainedRun:
         """Train by `keys` to the end; `reference`: the undisturbed run with the same final state,
         unless `look` is given, which then judges the final state. `hash_seed`: PYTHONHASHSEED of
         the training processes.
         """
         undisturbed, root = self._reference(reference), self._scratch / "run"
         config, before = build(keys), shared_memory()
-        found = Run()
+        found = TrainedRun()
         try:
             found.code = self._run(config, root, self._bug, hash_seed)
             reap()
@@ -253,7 +253,7 @@ def _mute(line: str) -> None:
     """Log nothing: the trial's record suffices."""
 
 
-def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
+def _judged(found: TrainedRun, root: Path, reference: Path, config: RunConfig, alike: bool) -> None:
     layout = RunLayout(root)
     typed = injected_entries(config, fired_indices(layout))
     found.fired = [named for named, all_of_it in typed if all_of_it]
@@ -274,7 +274,7 @@ def _judged(found: Run, root: Path, reference: Path, config: RunConfig, alike: b
     )
 
 
-def _outcome(found: Run, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
+def _outcome(found: TrainedRun, verdict: Verdict, due: str, typed: int) -> tuple[str, str]:
     if found.left:
         return "left", found.left[0]
     if found.code:
@@ -354,7 +354,7 @@ def run_arm(name: str, draw: Callable[[StudyContext], Iterable[Trial]], play: Pl
     return Arm(name, draw, run)
 
 
-def runs(results: Results) -> list[Record]:
+def runs(results: TrialResults) -> list[Record]:
     """All runs without a planted bug, in plan order."""
     return [record for record in results.records if record.facts["arm"] != "planted"]
 
@@ -391,10 +391,10 @@ def whom(record: Record) -> list[str]:
 
 def by(
     name: str, label: str, labels: Callable[[Record], Iterable[str]], outcomes: Sequence[str]
-) -> Callable[[Results], Table]:
+) -> Callable[[TrialResults], ResultTable]:
     """Outcomes by the labels from `labels`; a run may count under several."""
 
-    def table(results: Results) -> Table:
+    def table(results: TrialResults) -> ResultTable:
         groups: dict[str, list[Record]] = {}
         for record in runs(results):
             for each in labels(record):
@@ -404,11 +404,11 @@ def by(
             for each, group in sorted(groups.items())
         )
         columns = (
-            Column(name, label),
-            Column("n", "runs", "count"),
-            *(Column(outcome, outcome, "count") for outcome in outcomes),
+            ResultColumn(name, label),
+            ResultColumn("n", "runs", "count"),
+            *(ResultColumn(outcome, outcome, "count") for outcome in outcomes),
         )
-        return Table(f"by_{name}", f"Runs by {label}", columns, rows)
+        return ResultTable(f"by_{name}", f"Runs by {label}", columns, rows)
 
     return table
 
@@ -441,7 +441,7 @@ BUGS_FOUND = mutants_table(
 )
 
 
-def all_valid(results: Results) -> Iterator[Gate]:
+def all_valid(results: TrialResults) -> Iterator[Gate]:
     """Every run is valid; otherwise names the first that is not, with the command that reruns
     it.
     """
@@ -464,7 +464,7 @@ def all_valid(results: Results) -> Iterator[Gate]:
 def phases_hit(phases: Sequence[str], times: int, trials: int) -> GateRule:
     """A study of at least so many `trials` must have hit each of `phases` in so many runs."""
 
-    def gate(results: Results) -> Iterator[Gate]:
+    def gate(results: TrialResults) -> Iterator[Gate]:
         if results.keys.trials >= trials:
             hit = Counter(phase for record in runs(results) for phase in phases_of(record))
             rare = [phase for phase in phases if hit[phase] < times]

@@ -27,8 +27,8 @@ from ecrl_cli.studies.writers.store_fixture import (
     OLD,
     PRODUCT,
     Ack,
-    History,
-    Kind,
+    CommittedStore,
+    WriterKind,
     judge,
     payload,
 )
@@ -42,7 +42,7 @@ _PRIVATE = ("close", "read_at", "set_direct")
 ATOMIC = tuple(mode for mode in WRITE_MODES if mode != "unsafe")
 
 
-def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[Trial]:
+def trials(history: CommittedStore, seed: int, scratch: Path, every: int = 1) -> list[Trial]:
     """One trial per call of a save (or each `every`-th), by write mode, layout and action of the
     newer writer.
     """
@@ -65,7 +65,9 @@ def trials(history: History, seed: int, scratch: Path, every: int = 1) -> list[T
     return found
 
 
-def calls_of(history: History, seed: int, scratch: Path, mode: str, layout: str) -> tuple[str, ...]:
+def calls_of(
+    history: CommittedStore, seed: int, scratch: Path, mode: str, layout: str
+) -> tuple[str, ...]:
     """The calls of an undisturbed save, pointers and retention included."""
     watched = InterleavingFs(Unsynced())
     with (
@@ -88,7 +90,11 @@ def points(calls: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def run(
-    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+    history: CommittedStore,
+    seed: int,
+    folder: Path,
+    facts: dict[str, Any],
+    kind: WriterKind = PRODUCT,
 ) -> dict[str, Any]:
     """One interleaving: how both writers ended, and what recovery finds."""
     with history.copied(facts["layout"], folder) as root:
@@ -112,7 +118,7 @@ class _TwoWriters:
     root: Path
     facts: dict[str, Any]
     seed: int
-    kind: Kind
+    kind: WriterKind
     ends: dict[str, str] = field(default_factory=dict)
     saved: dict[str, Saved] = field(default_factory=dict)
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)  # writer -> (seed, step)
@@ -201,7 +207,7 @@ def sound(found: dict[str, Any], facts: dict[str, Any]) -> bool:
 READER_MODE, BURSTS = "atomic_dirsync", (1, 3)
 
 
-def reader_trials(history: History, seed: int, scratch: Path, saves: int) -> list[Trial]:
+def reader_trials(history: CommittedStore, seed: int, scratch: Path, saves: int) -> list[Trial]:
     """One trial per call of a read at which the writer saves once or three times, and one writer of
     `saves` checkpoints in parallel with a reader, per layout.
     """
@@ -229,7 +235,11 @@ def reader_trials(history: History, seed: int, scratch: Path, saves: int) -> lis
 
 
 def run_reader(
-    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+    history: CommittedStore,
+    seed: int,
+    folder: Path,
+    facts: dict[str, Any],
+    kind: WriterKind = PRODUCT,
 ) -> dict[str, Any]:
     with history.copied(facts["layout"], folder) as root:
         writer = _Writer(root, seed, facts["layout"])
@@ -251,7 +261,7 @@ class _Writer:
                 self.acked = step
 
 
-def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> str:
+def _look(root: Path, kind: WriterKind, watched: InterleavingFs, writer: _Writer) -> str:
     """How the reader was misled: by an exception, a rejection, or a checkpoint older than the
     acknowledged one; empty if not.
 
@@ -277,7 +287,7 @@ def _look(root: Path, kind: Kind, watched: InterleavingFs, writer: _Writer) -> s
     )
 
 
-def _beside(root: Path, writer: _Writer, saves: int, kind: Kind) -> dict[str, Any]:
+def _beside(root: Path, writer: _Writer, saves: int, kind: WriterKind) -> dict[str, Any]:
     """Read as often as possible while a thread saves."""
     thread, looks, misled = threading.Thread(target=writer.save, args=(saves,)), 0, ""
     thread.start()

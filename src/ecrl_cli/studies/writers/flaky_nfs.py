@@ -23,8 +23,8 @@ from ecrl_cli.studies.writers.store_fixture import (
     OLD,
     PRODUCT,
     Ack,
-    History,
-    Kind,
+    CommittedStore,
+    WriterKind,
     judge,
     payload,
 )
@@ -65,7 +65,7 @@ class FlakyNfs(FsWrapper):
         raise StorageError.of(call, path, OSError(error, "as a network file system says it"))
 
 
-def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
+def trials(history: CommittedStore, seed: int, scratch: Path) -> list[Trial]:
     """One trial per call that a fault concerns, in a save and in a recovery."""
     found = []
     for layout in LAYOUTS:
@@ -83,7 +83,11 @@ def trials(history: History, seed: int, scratch: Path) -> list[Trial]:
 
 
 def run(
-    history: History, seed: int, folder: Path, facts: dict[str, Any], kind: Kind = PRODUCT
+    history: CommittedStore,
+    seed: int,
+    folder: Path,
+    facts: dict[str, Any],
+    kind: WriterKind = PRODUCT,
 ) -> dict[str, Any]:
     """One fault; the outcome class of what recovery then finds, and whether the next save
     succeeds.
@@ -105,7 +109,7 @@ def sound(found: dict[str, Any]) -> bool:
 
 
 def _act(
-    root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: Kind
+    root: Path, seed: int, layout: str, phase: str, fs: Fs, kind: WriterKind
 ) -> tuple[str, list[Ack]]:
     """Save OLD, then, in the phase `recovery`, recover in a later attempt; only the named phase
     goes through `fs`.
@@ -125,7 +129,7 @@ def _act(
         return "untyped", acks
 
 
-def _recover(root: Path, fs: Fs, kind: Kind, newest: Ack) -> str:
+def _recover(root: Path, fs: Fs, kind: WriterKind, newest: Ack) -> str:
     with closing(kind.open(root, MODE, fs)) as store:
         store.claim(1)
         choice = store.newest_valid()

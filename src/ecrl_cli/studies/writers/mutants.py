@@ -22,7 +22,7 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs_wrapper import FsWrapper
 from ecrl_cli.studies.mutants import override
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs
-from ecrl_cli.studies.writers.store_fixture import PRODUCT, History, Kind
+from ecrl_cli.studies.writers.store_fixture import PRODUCT, CommittedStore, WriterKind
 
 
 class _LooksOnce(FencingToken):
@@ -109,7 +109,7 @@ class WriterMutant:
 
     name: str
     cell: dict[str, Any]
-    kind: Kind = PRODUCT
+    kind: WriterKind = PRODUCT
     around: Callable[[], Any] = nullcontext
 
 
@@ -117,38 +117,38 @@ WRITER_MUTANTS = (
     WriterMutant(
         "no look at the fence after the build",
         {"arm": "fence", "mode": "unsafe", "layout": "group", "newer": "claim"},
-        Kind(_NoCheckAfterTheBuild),
+        WriterKind(_NoCheckAfterTheBuild),
     ),
     WriterMutant(
         "no fence at all",
         {"arm": "fence", "mode": "unsafe", "layout": "single", "newer": "claim"},
-        Kind(_NoFence),
+        WriterKind(_NoFence),
     ),
     WriterMutant(
         "a rename that overwrites",
         {"arm": "publish", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},
-        Kind(wrap=_Overwrites),
+        WriterKind(wrap=_Overwrites),
     ),
     WriterMutant(
         "clearing up by name",
         {"arm": "fence", "mode": "atomic_dirsync", "layout": "single", "newer": "other"},
         around=_undoing_by_name,
     ),
-    WriterMutant("newest by mtime", {"arm": "clock", "layout": "group"}, Kind(_ByMtime)),
+    WriterMutant("newest by mtime", {"arm": "clock", "layout": "group"}, WriterKind(_ByMtime)),
     WriterMutant(
         "one look at the folder, reader",
         {"arm": "reader", "layout": "group", "saves": 3},
-        Kind(_LooksAtTheFolderOnce),
+        WriterKind(_LooksAtTheFolderOnce),
     ),
     WriterMutant(
         "one look at the folder, network",
         {"arm": "remote", "layout": "group", "phase": "recovery"},
-        Kind(_LooksAtTheFolderOnce),
+        WriterKind(_LooksAtTheFolderOnce),
     ),
 )
 
 
-def run(name: str, history: History, seed: int, folder: Path) -> dict[str, Any]:
+def run(name: str, history: CommittedStore, seed: int, folder: Path) -> dict[str, Any]:
     """How many of the cell's trials show the bug, and how many there are."""
     bug = next(bug for bug in WRITER_MUTANTS if bug.name == name)
     with bug.around():
@@ -156,7 +156,7 @@ def run(name: str, history: History, seed: int, folder: Path) -> dict[str, Any]:
     return {"shown": sum(shown), "tried": len(shown)}
 
 
-def _shown(bug: WriterMutant, history: History, seed: int, folder: Path) -> Iterator[bool]:
+def _shown(bug: WriterMutant, history: CommittedStore, seed: int, folder: Path) -> Iterator[bool]:
     arm = bug.cell["arm"]
     if arm == "clock":
         yield from _mtimes(bug, seed, folder)

@@ -22,7 +22,7 @@ Wrap = Callable[[Fs], Fs]
 
 
 @dataclass(frozen=True)
-class Kind:
+class WriterKind:
     """How a writer is built: the product's, or one with a planted bug."""
 
     store: type[CheckpointStore] = CheckpointStore
@@ -32,14 +32,14 @@ class Kind:
         return self.store(root, store_config(mode), self.wrap(fs or Unsynced()))
 
 
-PRODUCT = Kind()
+PRODUCT = WriterKind()
 
 
 def payload(seed: int) -> Payload:
     return Payload(seed, 4096, 2048)
 
 
-class History:
+class CommittedStore:
     """A store with one acknowledged checkpoint, made once and copied for each trial."""
 
     def __init__(self, folder: Path, seed: int) -> None:

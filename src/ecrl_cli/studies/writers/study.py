@@ -13,7 +13,15 @@ from ecrl_cli.config.schema import LAYOUTS
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.studies.frame.gates import all_of, mutants_found
 from ecrl_cli.studies.frame.result import upper_bound
-from ecrl_cli.studies.frame.study import Arm, Record, Results, Study, StudyContext, Trial, planted
+from ecrl_cli.studies.frame.study import (
+    Arm,
+    Record,
+    Study,
+    StudyContext,
+    Trial,
+    TrialResults,
+    planted,
+)
 from ecrl_cli.studies.frame.tables import (
     Cells,
     TableSpec,
@@ -27,11 +35,11 @@ from ecrl_cli.studies.frame.tables import (
 )
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, mutants
 from ecrl_cli.studies.writers import races as racing
-from ecrl_cli.studies.writers.store_fixture import History
+from ecrl_cli.studies.writers.store_fixture import CommittedStore
 
 
-def _history(context: StudyContext) -> History:
-    return History(context.scratch / "history", context.seed)
+def _history(context: StudyContext) -> CommittedStore:
+    return CommittedStore(context.scratch / "history", context.seed)
 
 
 def _races(context: StudyContext) -> racing.Races:
@@ -161,7 +169,7 @@ def _bad(test: Callable[[Record], object]) -> tuple[Cells, Cells]:
 _INTERLEAVINGS = ("fence", "publish")
 
 
-def _looks(results: Results) -> str:
+def _looks(results: TrialResults) -> str:
     looks = sum(record.found["looks"] for record in results.of("reader") if record.facts["at"] < 0)
     return (
         "Few saves: at each call of a look. Many: a thread beside a reader that looks again and"
@@ -296,7 +304,7 @@ _GATES = (
 )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: TrialResults) -> Iterator[str]:
     raced, interleaved = results.of("race"), results.of(*_INTERLEAVINGS)
     if raced and all(map(_won, raced)):
         yield (

@@ -28,7 +28,7 @@ _DYING_S = 1.0
 REPLACED_AT_MOST = WRITERS_PER_ATTEMPT - 1
 
 
-class Writer:
+class WriterProcess:
     """The background writer's process: started on demand, replaced when it dies."""
 
     def __init__(self, layout: RunLayout, board: HeartbeatTable | None = None) -> None:
