@@ -12,7 +12,7 @@ from ecrl.faults import matches
 from ecrl_cli.audit.components import SHOWN, Judged
 from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, main_file, save_events
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
-from ecrl_cli.errors import ConfigError, plural
+from ecrl_cli.errors import ConfigError, plural, shown
 
 _NUMBERS = re.compile(r"(\d+)")
 
@@ -53,7 +53,7 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     """The arms with faults; ConfigError if a fault given by the user cannot happen in this job."""
     last, processes = reference.path.last, reference.arm.processes
     if config.failure.steps:
-        return (_typed(config, reference),)
+        return _chosen((_typed(config, reference),), config.audit.only)
     saved = [step for step in _saved(reference) if 0 < step < last]
     epochs = sorted({step for process in processes for step in process.epochs if 0 < step < last})
     rank = max(process.rank for process in processes)
@@ -69,8 +69,21 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     found = [arm for arm in drawn if arm is not None]
     if config.audit.elastic and found:
         resized = PlannedArm("resized", "started again by audit.elastic", found[0].faults, True)
-        return (*found[: config.audit.failures], resized)
-    return tuple(found[: config.audit.failures])
+        return _chosen((*found[: config.audit.failures], resized), config.audit.only)
+    return _chosen(tuple(found[: config.audit.failures]), config.audit.only)
+
+
+def _chosen(arms: tuple[PlannedArm, ...], names: tuple[str, ...]) -> tuple[PlannedArm, ...]:
+    """The arms of these names, or all without any; ConfigError for a name that none has."""
+    there = [arm.name for arm in arms]
+    for name in names if arms else ():
+        if name not in there:
+            raise ConfigError(
+                "audit.only",
+                f"no arm {shown(name)} is drawn for this job",
+                f"there are {', '.join(there)}",
+            )
+    return tuple(arm for arm in arms if not names or arm.name in names)
 
 
 def _leaves_files(reference: Judged) -> bool:

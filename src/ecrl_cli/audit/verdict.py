@@ -30,7 +30,7 @@ EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
-_CAUSES = (
+CAUSES = (
     "exactly once",
     "same input",
     "restored",
@@ -262,7 +262,7 @@ def _verdict(
             broken,
             key=lambda finding: (
                 MAX_STEP if finding.step is None else finding.step,
-                _CAUSES.index(finding.promise.partition(":")[0]),
+                CAUSES.index(finding.promise.partition(":")[0]),
             ),
         )
         # where no attempt comes back, that a save was struck is not why

@@ -69,6 +69,8 @@ def _run(keys: list[str], command: tuple[str, ...], say: Callable[[str], None]) 
     restrict(private=False)
     folder, verdict = run_audit(config, command, say)
     _answer(verdict, folder, flags)
+    if flags.repro and verdict.status == "invalid":
+        _repro(folder, verdict, say)
     say(f"page: {folder / 'report' / 'index.html'}")
     return EXIT_CODES[verdict.status]
 
@@ -79,7 +81,18 @@ def reporting() -> Parser:
     made.add_argument("--junit", type=Path)
     made.add_argument("--github", action="store_true")
     made.add_argument("--json", action="store_true")
+    made.add_argument("--repro", action="store_true")
     return made
+
+
+def _repro(folder: Path, verdict: AuditVerdict, say: Callable[[str], None]) -> None:
+    from ecrl_cli.audit.audit import asked_of
+    from ecrl_cli.audit.repro import write_repro
+
+    for written in write_repro(folder, verdict, asked_of(folder)):
+        say(
+            f"to show it again: {written / 'again.sh'}; a draft of a report: {written / 'issue.md'}"
+        )
 
 
 def quoted(text: str) -> str:
@@ -119,6 +132,8 @@ def _judge(words: list[str]) -> int:
     )
     write_result(folder, verdict, asked)
     _answer(verdict, folder, flags)
+    if flags.repro:
+        _repro(folder, verdict, say)
     return EXIT_CODES[verdict.status]
 
 

@@ -192,8 +192,8 @@ Examples
 """
 
 _AUDIT = """\
-ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--junit FILE] [--github] [--json] -- COMMAND
-ecrl audit DIR [--reference DIR] [--order declared|free] [--junit FILE] [--github] [--json]
+ecrl audit [KEY=VALUE ...] [run_dir=DIR] [--junit FILE] [--github] [--json] [--repro] -- COMMAND
+ecrl audit DIR [--reference DIR] [--order declared|free] [--junit FILE] [--github] [--json] [--repro]
 ecrl audit --state A B
 
 Judges a torch training job that ECRL did not write, with no change to its script: runs it undisturbed (twice), then once for each planned failure,
@@ -216,6 +216,8 @@ Examples
   audit.digests=N    digest the state every N steps (1) and at each checkpoint; 0: at checkpoints only
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
   audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
+  audit.only=[ARM]   runs no other of the drawn arms
+  --repro            for each arm with a broken promise: a script that shows it again, the first difference, a draft of a report
   --reference DIR    an undisturbed recording from elsewhere
   --order WORD       of a recording: declared, free, or auto; as the audit was run, if it says nothing
   --junit FILE       the promises as JUnit XML; --github: those that are broken or not proven as annotations of a workflow

@@ -42,7 +42,7 @@ class AuditKeys:
     deaths that were not planned. `seed`: seeds python, numpy and torch in each process (-1: not).
     `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
     `anew`: the job is meant to begin anew after a death: nothing that it saves is to be gone on
-    from.
+    from. `only`: the names of the drawn arms to run, and no others.
     """
 
     resume: str = ""
@@ -59,6 +59,7 @@ class AuditKeys:
     seed: int = at_least(-1, -1)
     own_dir: bool = False
     anew: bool = False
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,9 @@ class SpanAccount:
 
     def between(self, start: float, end: float) -> Iterator[Span]:
         """The spans that overlap `start` .. `end` by more than an instant."""
-        for span in self.spans[max(0, bisect_right(self._starts, start) - 1) :]:
+        first = max(0, bisect_right(self._starts, start) - 1)
+        for index in range(first, len(self.spans)):
+            span = self.spans[index]
             if span.start >= end - ROUNDING_S:
                 return
             if span.end > start + ROUNDING_S:
