@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli import __version__
-from ecrl_cli.audit.components import BROKEN, COMPONENTS, Finding, Judged, value_of
+from ecrl_cli.audit.components import BROKEN, COMPONENTS, ArmFinding, Judged, value_of
 from ecrl_cli.audit.verdict import CAUSES, AuditVerdict
 from ecrl_cli.config.audit import AuditConfig
 from ecrl_cli.config.codec import encode, flat
@@ -100,11 +100,11 @@ def write_repro(folder: Path, verdict: AuditVerdict, asked: Mapping[str, Any]) -
     return written
 
 
-def _rank(finding: Finding) -> int:
+def _rank(finding: ArmFinding) -> int:
     return CAUSES.index(finding.promise) if finding.promise in CAUSES else len(CAUSES)
 
 
-def again(finding: Finding, asked: Mapping[str, Any]) -> str:
+def again(finding: ArmFinding, asked: Mapping[str, Any]) -> str:
     """The script that runs the arm of `finding` again."""
     return _AGAIN.format(
         title=f"{finding.promise}, {finding.arm}: {_one_line(finding.message)}",
@@ -177,7 +177,7 @@ def _plain(value: object) -> object:
 
 
 def issue(
-    findings: list[Finding], judged: Judged, asked: Mapping[str, Any], difference: dict[str, Any]
+    findings: list[ArmFinding], judged: Judged, asked: Mapping[str, Any], difference: dict[str, Any]
 ) -> str:
     """The draft of a report, in Markdown; `findings`: the arm's broken promises, by cause."""
     first = findings[0]
@@ -227,7 +227,7 @@ def _block(lines: list[str]) -> list[str]:
     return ["```", *lines, "```"]
 
 
-def _told(finding: Finding) -> Iterator[str]:
+def _told(finding: ArmFinding) -> Iterator[str]:
     yield f"- {finding.promise}: {_one_line(finding.message)}"
     yield from (f"  - {_one_line(line)}" for line in finding.evidence)
 
