@@ -208,6 +208,20 @@ def test_the_readme_fits_on_three_screens() -> None:
     assert "ecrl audit -- torchrun train.py" in first_screen and "ecrl train" in first_screen
 
 
+def test_contributing_is_read_in_minutes() -> None:
+    """What takes longer to say has a page of its own in docs/."""
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) <= 6000
+
+
+def test_what_the_architecture_names_in_a_file_is_defined_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)` (?:in|of) `([\w/]+\.py)`", text)
+    assert len(named) >= 8
+    for name, path in named:
+        source = (PACKAGE / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:class |def )?{name}\b", source, re.MULTILINE), (name, path)
+
+
 def test_the_page_of_configuration_lists_every_option_of_every_group() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     text = text.partition("## Groups")[2].partition("##")[0]

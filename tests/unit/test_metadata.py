@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from ecrl_cli import __version__
@@ -51,14 +52,18 @@ def test_the_licence_is_the_one_that_is_named() -> None:
     )
 
 
-def test_each_dependency_has_its_reason() -> None:
-    """In CONTRIBUTING.md, and none is named there that is gone."""
-    table = (
-        (ROOT / "CONTRIBUTING.md")
-        .read_text(encoding="utf-8")
-        .partition("## Why each dependency is here")[2]
-        .partition("What was looked at")[0]
-    )
+@pytest.mark.parametrize(
+    ("page", "start", "end"),
+    [
+        ("CONTRIBUTING.md", "## Why each dependency is here", "No public address"),
+        ("docs/decisions/dependencies.md", "# Why each dependency is here", "## What was tried"),
+    ],
+)
+def test_each_dependency_has_its_reason(page: str, start: str, end: str) -> None:
+    """On both pages, and none is named there that is gone."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert start in text and end in text
+    table = text.partition(start)[2].partition(end)[0]
     named = {
         name
         for line in table.splitlines()
