@@ -261,7 +261,7 @@ def _loopback() -> Iterator[Line]:
 
 
 def _tools() -> Iterator[Line]:
-    """What only parts of ECRL need; packages by the extra that brings them."""
+    """Tools that only parts of ECRL need; packages by the extra that brings them."""
     for need in PREREQUISITES.values():
         if not need.extra:
             reason = need.absent()

@@ -171,7 +171,7 @@ def gate_cases(document: dict[str, Any]) -> list[Case]:
 
 
 def study_cases(study: dict[str, Any]) -> list[Case]:
-    """That a study of report.json is not finished, its gates, and what it skipped."""
+    """CI cases of one study in report.json: unfinished, its gates, what it skipped."""
     name = study["folder"]
     unfinished = (
         [] if study.get("complete") else [Case(name, "finished", FAILED, study["headline"])]
