@@ -1,4 +1,4 @@
-"""What a replication of published work adds to a report: tables, figures and files. Found by name,
+"""Tables, figures and files that a replication of published work adds to a report. Found by name,
 not imported by the report.
 """
 
