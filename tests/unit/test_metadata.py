@@ -42,11 +42,11 @@ def test_the_citation_is_complete_and_of_this_version() -> None:
 
 
 def test_a_release_is_read_in_two_minutes() -> None:
-    """At 250 words a minute; what is not released yet may take twice that."""
+    """At 250 words a minute. What is not released yet is folded when it is."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     releases = {part.split("]")[0]: len(part.split()) for part in text.split("\n## [")[1:]}
     assert __version__ in releases
-    limits = {name: 1000 if name == "Unreleased" else 500 for name in releases}
+    limits = {name: 1500 if name == "Unreleased" else 500 for name in releases}
     assert {name: words for name, words in releases.items() if words > limits[name]} == {}
     unreleased = text.partition("## [Unreleased]\n")[2].partition("\n## [")[0]
     assert re.findall(r"^### (\w+)$", unreleased, re.MULTILINE) == ["Added", "Changed", "Fixed"]
