@@ -62,6 +62,7 @@ QUICK = (
     "unit/test_config_machine.py",
     "unit/test_data_order.py",
     "unit/test_data_preflight.py",
+    "unit/test_docstrings.py",
     "unit/test_failures_entries.py",
     "unit/test_history_folds.py",
     "unit/test_history_membership.py",

@@ -29,7 +29,7 @@ __all__ = ["Session", "load", "session"]
 
 
 class Session:
-    """What a job says about itself. `recording` None: every call does nothing."""
+    """A job's own record of its training. `recording` None: every call does nothing."""
 
     def __init__(self, recording: Optional[Recording]) -> None:
         self._recording = recording

@@ -209,8 +209,8 @@ _numpy_state: Optional[Callable[[], bytes]] = None
 
 
 def generators() -> Dict[str, str]:
-    """Of this process's generators: `rng`: torch's on the CPU and on each CUDA device in use;
-    `rng_python`; `rng_numpy`.
+    """Digests of this process's generators: `rng`: torch's on the CPU and on each CUDA device in
+    use; `rng_python`; `rng_numpy`.
     """
     global _python_state, _numpy_state
     torch = sys.modules["torch"]
@@ -278,7 +278,7 @@ def _reader_of_numpy(numpy: Any) -> Callable[[], bytes]:
 
 
 def parameters(optimizers: Iterable[Any]) -> str:
-    """Of all parameters that `optimizers` update, in the order of their groups."""
+    """Digest of all parameters that `optimizers` update, in the order of their groups."""
     return of_named(("%d.%d.%d" % place, parameter) for place, parameter in _numbered(optimizers))
 
 
@@ -304,8 +304,8 @@ def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:
 
 
 def watched(named: Dict[str, Any]) -> Dict[str, str]:
-    """Of each thing that the job watches by name, besides its model and its optimizer: what has a
-    state_dict, else its tensors.
+    """Digests of the objects that the job watches by name, besides its model and its optimizer: of
+    those with a state_dict, else of their tensors.
     """
     found = {}
     for name in sorted(named):
@@ -325,7 +325,7 @@ _settings: Dict[Tuple[int, ...], Tuple[List[Any], str]] = {}
 
 
 def settings(optimizers: Iterable[Any]) -> str:
-    """Of what the groups hold besides parameters: lr, betas, weight decay, ..."""
+    """Digest of the groups' entries besides parameters: lr, betas, weight decay, ..."""
     optimizers = list(optimizers)
     key_of = tuple(map(id, optimizers))
     last = _settings.get(key_of, ([], ""))

@@ -1,4 +1,4 @@
-"""What enters the model: the tensors of each outermost forward pass in training.
+"""Recorder of the tensors that enter the model, at each outermost forward pass in training.
 
 A job that has no DataLoader (a replay memory, batches cut out of an array) is known by them, and so
 is whatever happens to a batch between its loader and the model.

@@ -102,7 +102,7 @@ def _follow(event: str, args: Any, places: Any) -> None:
 
 
 def _absolute(path: Any, base: Any = -1) -> str:
-    """As text, without `..`; empty for a descriptor, which has no path."""
+    """The path as text, without `..`; empty for a descriptor, which has no path."""
     if type(path) is not str:
         if isinstance(path, os.PathLike):
             path = os.fspath(path)

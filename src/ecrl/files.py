@@ -318,7 +318,7 @@ own = threading.local()
 
 
 def events() -> Optional[FileEvents]:
-    """Those of this process; None where nothing is recorded, or in a worker of a loader."""
+    """The file events of this process; None where nothing is recorded or in a loader's worker."""
     global _existing
     recording = current()
     if recording is None or _in_loader_worker():

@@ -1,4 +1,4 @@
-"""What is hooked in torch, so that a job is recorded without a change to its script.
+"""The hooks in torch by which a job is recorded without a change to its script.
 
 Installed by `install()`, at once where torch is imported already, else when it is (a finder on
 sys.meta_path: importing torch is the job's business). Every hook keeps the job's behaviour: what

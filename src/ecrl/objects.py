@@ -205,7 +205,7 @@ def fingerprint(optimizer: Any) -> List[Any]:
 
 
 def alive(references: List["weakref.ref[Any]"]) -> List[Any]:
-    """What the references still lead to, in their order."""
+    """The objects that the references still lead to, in their order."""
     return [thing for thing in (reference() for reference in references) if thing is not None]
 
 

@@ -37,8 +37,8 @@ _current: Optional["Recording"] = None
 
 
 def _encoder() -> Callable[[Any], str]:
-    """As `json.dumps` with these separators, which makes an encoder anew for each line; CPython's
-    own is kept where it is to be had.
+    """Encodes like `json.dumps` with these separators, which makes an encoder anew for each line;
+    CPython's own is kept where it is to be had.
     """
     try:
         make = json.encoder.c_make_encoder  # type: ignore[attr-defined,misc,unused-ignore]
@@ -82,7 +82,7 @@ def reference_to(thing: Any) -> Callable[[], Any]:
 
 
 def rank_of_this_process() -> int:
-    """As torch.distributed says, else as the launcher's environment does, else 0."""
+    """The rank according to torch.distributed, else to the launcher's environment, else 0."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -211,7 +211,9 @@ class Recording:
         self._watched.update({name: reference_to(thing) for name, thing in named.items()})
 
     def watched(self) -> Dict[str, Any]:
-        """What the job watches by name, without the models and optimizers that it has let go of."""
+        """The objects that the job watches by name, without the models and optimizers that it has
+        let go of.
+        """
         found = {name: reference() for name, reference in self._watched.items()}
         return {name: thing for name, thing in found.items() if thing is not None}
 

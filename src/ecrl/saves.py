@@ -1,5 +1,5 @@
-"""What is patched in torch, DCP, Lightning and os, so that checkpoints that are written, renamed
-and read are on record.
+"""Patches of torch, DCP, Lightning and os, so that checkpoints that are written, renamed and read
+are on record.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def tell_dcp(found: StepRecorder, kind: str, path: str, seconds: float, result: 
 
 
 def dcp_path(args: Any, kwargs: Any) -> str:
-    """What `checkpoint_id` names, else the folder of the storage writer or reader."""
+    """The folder that `checkpoint_id` names, else that of the storage writer or reader."""
     named = kwargs.get("checkpoint_id")
     storage = kwargs.get("storage_writer") or kwargs.get("storage_reader")
     for place in (named, *args[1:2], getattr(storage, "path", None)):

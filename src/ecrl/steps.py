@@ -391,7 +391,7 @@ class StepRecorder:
         self.recording.write("save", path=path, done=True, **self.saves[path], **details)
 
     def renamed(self, source: Any, target: Any) -> None:
-        """What was saved under `source`, a file or a folder, is called `target` now."""
+        """Records that the file or folder saved under `source` is called `target` now."""
         if not self.saves:
             return
         old, new = os.path.abspath(os.fspath(source)), os.path.abspath(os.fspath(target))
@@ -482,7 +482,7 @@ def quietly(
 def with_planned_failures(
     what: str, work: Callable[[StepRecorder], Any], found: Optional[StepRecorder] = None
 ) -> None:
-    """As `quietly`, but a planned failure that is an exception goes through to the job."""
+    """Like `quietly`, but a planned failure that is an exception goes through to the job."""
     found = found or recorder()
     if found is None:
         return

@@ -209,6 +209,38 @@ def test_the_readme_fits_on_three_screens() -> None:
     assert "ecrl audit -- torchrun train.py" in first_screen and "ecrl train" in first_screen
 
 
+def test_the_readme_opens_with_bugs_that_were_found_each_with_its_public_thread() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first_screen = text.partition("## ")[0]
+    threads = dict(re.findall(r"^\[([\w#-]+)\]: (https://github\.com/\S+)$", text, re.MULTILINE))
+    assert len(threads) >= 5 and all(f"| [{name}] |" in first_screen for name in threads)
+    elsewhere = "".join(
+        (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for page in ("surprises.md", "frameworks.md")
+    )
+    assert [name for name, address in threads.items() if f"({address})" not in elsewhere] == []
+
+
+def test_every_thread_that_a_planted_bug_is_from_names_owner_repository_and_number() -> None:
+    rows = json.loads((ROOT / "examples/jobs/catalogue.json").read_text(encoding="utf-8"))
+    threads = {thread for row in rows for thread in row["threads"]}
+    assert [name for name in threads if not re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", name)] == []
+
+
+def test_contributing_is_read_in_minutes() -> None:
+    """What takes longer to say has a page of its own in docs/."""
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")) <= 6000
+
+
+def test_what_the_architecture_names_in_a_file_is_defined_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)` (?:in|of) `([\w/]+\.py)`", text)
+    assert len(named) >= 8
+    for name, path in named:
+        source = (PACKAGE / path).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:class |def )?{name}\b", source, re.MULTILINE), (name, path)
+
+
 def test_the_page_of_configuration_lists_every_option_of_every_group() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     text = text.partition("## Groups")[2].partition("##")[0]

@@ -2,7 +2,7 @@
 batch, and a function of model and samples alone. Its own update, if it has one, is a function of
 the states of model and optimizer alone.
 
-An installed task joins: tests/e2e/test_added_variants.py holds the one of CONTRIBUTING.md to
+An installed task joins: tests/e2e/test_added_variants.py holds the one of docs/extend.md to
 `TaskContract`.
 """
 

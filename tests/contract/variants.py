@@ -18,8 +18,8 @@ from ecrl_cli.config.registry import VariantRegistry
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError
 
-# What CONTRIBUTING.md adds: its files by name.
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+# The package of docs/extend.md: its files by name.
+TEXT = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 FILES = dict(
     re.findall(r'^```\w+ title="(mylab/[^"]+)"\n(.*?)^```$', TEXT, re.MULTILINE | re.DOTALL)
 )

@@ -329,14 +329,14 @@ ROWS = (
         "model=gpt",
         "model: must be one of",
         "got 'gpt'; an option of your own is a file model/NAME.yaml",
-        "entry point in ecrl.models: see CONTRIBUTING.md",
+        "entry point in ecrl.models: see docs/extend.md",
     ),
     row(
         43,
         "dataset=wikitext",
         "dataset: must be one of",
         "a file dataset/NAME.yaml in --config-dir DIR",
-        "ecrl.datasets: see CONTRIBUTING.md",
+        "ecrl.datasets: see docs/extend.md",
     ),
     row(43, "dataset=imagenet", "dataset: must be one of", "imagefolder"),
     row(

@@ -1,4 +1,4 @@
-"""The kind of failure that CONTRIBUTING adds from a package of its own keeps to the contract,
+"""The kind of failure that docs/extend.md adds from a package of its own keeps to the contract,
 strikes a real run, and `verify` wants its trace.
 """
 
@@ -36,7 +36,7 @@ _SHAPE = (
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on the path with the package that stands in CONTRIBUTING installed."""
+    """A folder on the path with the package of docs/extend.md installed."""
     folder = install(tmp_path_factory.mktemp("site"))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)

@@ -1,5 +1,5 @@
 """Another package adds a strategy, a recovery, a launcher, a model and a data set, by one file and
-one YAML each: as CONTRIBUTING.md shows it.
+one YAML each: as docs/extend.md shows it.
 """
 
 from __future__ import annotations

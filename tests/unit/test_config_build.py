@@ -145,7 +145,7 @@ def test_a_name_that_other_trainers_use_is_answered_with_ours(key: str, ours: st
 def test_a_name_that_nobody_registered_is_answered_with_the_nearest_or_with_how_to_add_it() -> None:
     for name, remedy in (
         ("resnet51", "did you mean resnet50?"),
-        ("gpt", "an entry point in ecrl.models: see CONTRIBUTING.md"),
+        ("gpt", "an entry point in ecrl.models: see docs/extend.md"),
     ):
         assert remedy in refusal(model__name=name)
 

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from ecrl_cli import __version__
@@ -40,6 +41,17 @@ def test_the_citation_is_complete_and_of_this_version() -> None:
     )
 
 
+def test_a_release_is_read_in_two_minutes() -> None:
+    """At 250 words a minute. What is not released yet is folded when it is."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = {part.split("]")[0]: len(part.split()) for part in text.split("\n## [")[1:]}
+    assert __version__ in releases
+    limits = {name: 1500 if name == "Unreleased" else 500 for name in releases}
+    assert {name: words for name, words in releases.items() if words > limits[name]} == {}
+    unreleased = text.partition("## [Unreleased]\n")[2].partition("\n## [")[0]
+    assert re.findall(r"^### (\w+)$", unreleased, re.MULTILINE) == ["Added", "Changed", "Fixed"]
+
+
 def test_the_licence_is_the_one_that_is_named() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert (
@@ -51,14 +63,18 @@ def test_the_licence_is_the_one_that_is_named() -> None:
     )
 
 
-def test_each_dependency_has_its_reason() -> None:
-    """In CONTRIBUTING.md, and none is named there that is gone."""
-    table = (
-        (ROOT / "CONTRIBUTING.md")
-        .read_text(encoding="utf-8")
-        .partition("## Why each dependency is here")[2]
-        .partition("What was looked at")[0]
-    )
+@pytest.mark.parametrize(
+    ("page", "start", "end"),
+    [
+        ("CONTRIBUTING.md", "## Why each dependency is here", "No public address"),
+        ("docs/decisions/dependencies.md", "# Why each dependency is here", "## What was tried"),
+    ],
+)
+def test_each_dependency_has_its_reason(page: str, start: str, end: str) -> None:
+    """On both pages, and none is named there that is gone."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert start in text and end in text
+    table = text.partition(start)[2].partition(end)[0]
     named = {
         name
         for line in table.splitlines()

@@ -193,14 +193,14 @@ def asked_of(folder: Path) -> dict[str, Any]:
 
 
 def order_of(asked: dict[str, Any]) -> str:
-    """What `audit.order` was then."""
+    """The value of `audit.order` when it was recorded."""
     keys = asked.get("config", {}).get("audit")
     order = keys.get("order") if isinstance(keys, dict) else None
     return order if order in ORDERS else ORDERS[0]
 
 
 def anew_of(asked: dict[str, Any]) -> bool:
-    """What `audit.anew` was then."""
+    """The value of `audit.anew` when it was recorded."""
     keys = asked.get("config", {}).get("audit")
     return isinstance(keys, dict) and keys.get("anew") is True
 

@@ -1,4 +1,4 @@
-"""What a step consists of for an audit, and how two passes of a step are compared."""
+"""The components of a step for an audit, and how two passes of a step are compared."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ UNSEEDED = ("python generator", "numpy generator")
 
 
 def unseeded(references: list[Judged]) -> frozenset[str]:
-    """Those of UNSEEDED in which undisturbed runs differ; all of them if there is only one
+    """The generators of UNSEEDED in which undisturbed runs differ; all of them if there is only one
     undisturbed run.
     """
     if len(references) < 2:
@@ -231,7 +231,7 @@ def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
 
 
 def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
-    """What of `components` the undisturbed run recorded and this arm did not, in one sentence;
+    """The `components` that the undisturbed run recorded and this arm did not, in one sentence;
     empty if nothing is missing.
 
     A rank that died has no record of the steps that the others finished without it.

@@ -1,4 +1,4 @@
-"""What an arm cost: the stall of each save, the time to come back after each death, steps done
+"""Costs of an arm: the stall of each save, the time to come back after each death, steps done
 again, goodput.
 """
 

@@ -236,7 +236,7 @@ class Flattener:
         self._bytes = 2**28
 
     def entries(self, value: Any = None, key: str = "") -> dict[str, str]:
-        """Those of `value`, or of all that the file holds, below `key`."""
+        """The entries of `value`, or of all that the file holds, below `key`."""
         entries: dict[str, str] = {}
         self._add(entries, key, self._file.value if self._file is not None else value, 0)
         return entries

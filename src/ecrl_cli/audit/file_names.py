@@ -1,5 +1,5 @@
-"""What the names of files and of values in them tell: which belong to an attempt or a machine, and
-not to the training.
+"""Names of files, and of values in them, that belong to an attempt or a machine and not to the
+training.
 """
 
 from __future__ import annotations

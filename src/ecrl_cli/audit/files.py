@@ -1,5 +1,5 @@
-"""What a job leaves in its folder: an inventory of every file by its content (ARM/files.json),
-written when an arm has ended and judged later.
+"""The files that a job leaves in its folder: an inventory of every file by its content
+(ARM/files.json), written when an arm has ended and judged later.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Death:
 
 
 def deaths(arm: Arm) -> list[Death]:
-    """Those inside a save, in order."""
+    """The deaths inside a save, in order."""
     return [
         Death(
             attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or "")

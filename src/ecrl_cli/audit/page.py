@@ -334,8 +334,8 @@ def _state(judged: Judged, component: str, step: int, reference: Judged | None) 
 
 
 def _in_words(rows: list[dict[str, Any]]) -> list[str]:
-    """What the colours of a fingerprint say: by state, the components with their steps; of what is
-    equal, where it is all of it.
+    """The colours of a fingerprint in words: by state, the components with their steps; of equal
+    ones, where all of it is equal.
     """
     lines = []
     for state, text in STATES.items():

@@ -232,8 +232,8 @@ def _numbers(name: str) -> list[int]:
 def _differences(
     name: str, theirs: list[Content], ours: Content, restarts: int
 ) -> tuple[list[Difference], list[str], int]:
-    """What differs from what the undisturbed runs agree in, what is not judged, and how many values
-    are the same.
+    """Differences from the values in which the undisturbed runs agree, values that are not judged,
+    and how many values are the same.
     """
     kind = theirs[0].kind
     if kind == "lines" and ours.kind == "lines":
@@ -315,7 +315,7 @@ def _is_of_attempt(difference: Difference) -> bool:
 
 
 def _series_of(key: str) -> tuple[str, int, str]:
-    """Of a value in a list: the list's path, the index, the path within the element. Index -1: in
+    """For a value in a list: the list's path, the index, the path within the element. Index -1: in
     no list.
     """
     match = _LAST_INDEX.match(key)

@@ -93,8 +93,8 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
 
 
 def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
-    """Of a job without a DataLoader: what entered the model in each step; where that is on no
-    record either, the losses and the updates.
+    """Judges a job without a DataLoader by the tensors that entered the model in each step; where
+    these are not on record, by the losses and the updates.
     """
     promise, arm = "exactly once", judged.arm.name
     components = (

@@ -1,4 +1,4 @@
-"""What an arm saved and read, by its file events and the saves that the recorder knows:
+"""The saves and reads of an arm, from its file events and the saves that the recorder knows:
 checkpoints, finished or not, and what a resume read.
 """
 
@@ -77,8 +77,8 @@ def kind_of(path: str) -> str:
 
 
 def checkpoints(arm: Arm) -> list[Checkpoint]:
-    """What may be a checkpoint, in the order of the attempts and steps: saves with a file that is
-    no log, table or text.
+    """Saves that may be a checkpoint, in the order of the attempts and steps: those with a file
+    that is no log, table or text.
     """
     groups: dict[tuple[int, int], list[_Written]] = defaultdict(list)
     for written in _written(arm):
@@ -121,8 +121,8 @@ def checkpoints(arm: Arm) -> list[Checkpoint]:
 
 
 def reads(arm: Arm) -> list[Read]:
-    """What each attempt after the first read of the arm's folder before its first step, in order,
-    and which checkpoint that was.
+    """Files of the arm's folder that each attempt after the first read before its first step, in
+    order, and which checkpoint that was.
     """
     saved = checkpoints(arm)
     found = []
@@ -165,8 +165,8 @@ def main_file(events: list[tuple[str, str]]) -> int | None:
 
 @dataclass
 class SaveEvents:
-    """What one process did to files in one save, after step `step`: (operation, path; the new one
-    of a rename), in order.
+    """Operations of one process on files in one save, after step `step`: (operation, path; the new
+    one of a rename), in order.
     """
 
     rank: int
@@ -374,8 +374,8 @@ def _state_files(paths: Iterable[str]) -> Callable[[str], bool]:
 def _usual(
     groups: list[list[_Written]], holds_state: Callable[[str], bool]
 ) -> set[tuple[int, str]]:
-    """What every save has that was certainly brought to its end, because a later step of each of
-    its processes is on record; by rank and kind.
+    """The files, as (rank, kind), that are in every save which was certainly finished, because a
+    later step of each of its processes is on record.
     """
     whole = []
     for parts in groups:

@@ -43,8 +43,8 @@ def compare_states(one: Path, other: Path) -> tuple[list[str], bool]:
 
 
 def _dcp_notes(left: dict[str, Any], right: dict[str, Any], states: list[Any]) -> list[str]:
-    """What DCP has changed in one of two states and is no difference; empty dictionaries are
-    removed from `left` and `right`.
+    """Changes by DCP in one of two states that are no difference; empty dictionaries are removed
+    from `left` and `right`.
     """
     empty = {
         name

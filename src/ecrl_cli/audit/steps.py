@@ -150,7 +150,7 @@ def _state(parts: Any) -> OptimizerState:
 
 
 def _changed(earlier: Optimizers, before: Mapping[str, Any]) -> Optimizers:
-    """What was told of the optimizers earlier, with what has changed since."""
+    """The earlier facts about the optimizers, updated with those that have changed since."""
     if "objects" not in before:
         return _with_settings({}, before)
     return _with_settings({**earlier, **optimizers_of(before, {})}, before)
@@ -224,7 +224,7 @@ def batch_of(line: Mapping[str, Any]) -> Batch:
 
 
 def watched_text(line: Mapping[str, Any]) -> str:
-    """What the job watches by name, as one text that two steps can be compared by."""
+    """The watched objects' digests as one text by which two steps can be compared."""
     watched = line.get("watched") or {}
     return ", ".join(f"{name} {shortened(str(watched[name]))}" for name in sorted(watched))
 

@@ -36,8 +36,8 @@ class Difference:
 def differences_of_lines(
     name: str, theirs: Sequence[Lines], ours: Lines, restarts: int
 ) -> tuple[list[Difference], list[str], int]:
-    """What differs from what the undisturbed runs agree in, what is not judged, and how many values
-    are the same.
+    """Differences from the lines in which the undisturbed runs agree, lines that are not judged,
+    and how many are the same.
     """
     path = name.lower()
     agree = all(lines == theirs[0] for lines in theirs)

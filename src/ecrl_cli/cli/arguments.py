@@ -235,7 +235,7 @@ def _check_group(override: Override, options: list[str], listed: bool) -> None:
 
 
 def _name_key(group: str) -> tuple[str, str]:
-    """Of a config group whose options packages may add: the key that names the option, and the
+    """For a config group whose options packages may add: the key that names the option, and the
     entry-point group; else two empty texts.
     """
     section = hints_of(RunConfig).get(group)
@@ -251,12 +251,12 @@ def _name_key(group: str) -> tuple[str, str]:
 
 
 def _way_out(group: str, name: str, options: list[str]) -> str:
-    """What to type or to write where `group` has no YAML file `name`."""
+    """Hint for a `group` that has no YAML file `name`: what to type or to write."""
     key, added_by = _name_key(group)
     if added_by and entry_points(group=added_by, name=name):
         return f"it is installed, but brings no YAML file: write {key}={name}"
     by_package = (
-        f"; what it names joins by an entry point in {added_by}: see CONTRIBUTING.md"
+        f"; what it names joins by an entry point in {added_by}: see docs/extend.md"
         if added_by
         else ""
     )

@@ -32,8 +32,8 @@ class CiCase:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is said of all cases together. `verdict`: one word; `diagnosis`: one sentence;
-    `seconds`: of the command; `more`: further properties.
+    """Facts about all cases together. `verdict`: one word; `diagnosis`: one sentence; `seconds`: of
+    the command; `more`: further properties.
     """
 
     name: str
@@ -174,7 +174,9 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """As GitHub asks: percent signs and line ends by their codes, in properties also `more`."""
+    """Escapes a text as GitHub asks: percent signs and line ends by their codes, in properties also
+    `more`.
+    """
     for letter in ("%", "\r", "\n", *more):
         text = text.replace(letter, f"%{ord(letter):02X}")
     return visible(text)

@@ -1,5 +1,5 @@
-"""What all commands share: a parser that raises ConfigError; results on standard output and
-messages on standard error, control characters escaped in both, and nothing in them that GitHub
+"""The parts that all commands share: a parser that raises ConfigError; results on standard output
+and messages on standard error, control characters escaped in both, and nothing in them that GitHub
 would obey; and the mode of the files that they write: by the umask, or for the owner alone with
 `private`. Never writable by others.
 """

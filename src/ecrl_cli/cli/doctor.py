@@ -267,7 +267,7 @@ def _loopback() -> Iterator[DoctorLine]:
 
 
 def _tools() -> Iterator[DoctorLine]:
-    """What only parts of ECRL need; packages by the extra that brings them."""
+    """Tools that only parts of ECRL need; packages by the extra that brings them."""
     for need in PREREQUISITES.values():
         if not need.extra:
             reason = need.absent()

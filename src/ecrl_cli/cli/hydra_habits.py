@@ -1,5 +1,5 @@
-"""What a user of Hydra types that ECRL has otherwise: answered with what it has, and where that is
-documented (docs/hydra.md).
+"""Answers for keys and options that a user of Hydra types and that ECRL has otherwise: what ECRL
+has instead, and where that is documented (docs/hydra.md).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def refuse_flags(words: Sequence[str]) -> None:
 
 
 def way_out(key: str) -> str:
-    """What to type for `key`, which is Hydra's own."""
+    """Hint for `key`, which is Hydra's own: what to type instead."""
     dotted = key.replace("/", ".")
     above = [dotted.rsplit(".", cut)[0] for cut in range(dotted.count("."))]
     known = next((KEYS[name] for name in above if name in KEYS), "leave it out")

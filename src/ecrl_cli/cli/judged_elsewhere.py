@@ -1,5 +1,5 @@
-"""What `ecrl verify` and `ecrl report` are given that is no run: the folder of an audit, which is
-judged again, and that of a study, by its gates.
+"""Folders given to `ecrl verify` and `ecrl report` that are no run: an audit, which is judged
+again, and a study, which is judged by its gates.
 """
 
 from __future__ import annotations

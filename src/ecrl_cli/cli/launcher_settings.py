@@ -51,8 +51,8 @@ def is_engine(key: str) -> bool:
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """Who runs the jobs of a command. `overrides`: those that choose and configure it. `name`: of
-    Hydra's launcher; empty where it is ECRL.
+    """The launcher that runs the jobs of a command. `overrides`: those that choose and configure
+    it. `name`: of Hydra's launcher; empty where it is ECRL.
     """
 
     overrides: tuple[Override, ...] = ()

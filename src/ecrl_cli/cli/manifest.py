@@ -125,8 +125,8 @@ def _counted(made: FolderManifest) -> str:
 
 
 def _notes(made: FolderManifest) -> list[str]:
-    """What a first look found: files that cannot be read as what they are called, tensors that are
-    not finite.
+    """Findings of a first look: files that cannot be read as their name says, tensors that are not
+    finite.
     """
     notes = [
         f"  {path}: its tensors cannot be read ({file.problem}): digested as a file"

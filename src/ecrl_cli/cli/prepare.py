@@ -37,8 +37,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What a command will run: the folder of the run or sweep; by run name, in order, each run's
-    plan and what Hydra composed for it.
+    """The runs of a command: the folder of the run or sweep; by run name, in order, each run's plan
+    and what Hydra composed for it.
 
     `mixed`: by name, how an existing run differs (code, machine) from those started now.
     `launcher`: who runs the jobs. `master`: what Hydra composed for the whole command, with the

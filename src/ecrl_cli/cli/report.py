@@ -174,7 +174,7 @@ def gate_cases(document: dict[str, Any]) -> list[CiCase]:
 
 
 def study_cases(study: dict[str, Any]) -> list[CiCase]:
-    """That a study of report.json is not finished, its gates, and what it skipped."""
+    """CI cases of one study in report.json: unfinished, its gates, what it skipped."""
     name = study["folder"]
     unfinished = (
         [] if study.get("complete") else [CiCase(name, "finished", FAILED, study["headline"])]

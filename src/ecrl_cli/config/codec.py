@@ -69,7 +69,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """What decodes a `kind`. Made once for each type: a long run has hundreds of thousands of
+    """The decoder for a `kind`. Made once for each type: a long run has hundreds of thousands of
     lines.
     """
     if dataclasses.is_dataclass(kind):

@@ -101,8 +101,8 @@ def sizes(config: RunConfig) -> tuple[int, ...]:
 
 
 def common_multiple(config: RunConfig) -> int:
-    """What the global batch must be a multiple of, so that all ranks own equal shards at every size
-    (with replicas: the number of replicas).
+    """The number that must divide the global batch, so that all ranks own equal shards at every
+    size (with replicas: the number of replicas).
     """
     return config.elastic.replicas or math.lcm(*sizes(config))
 

@@ -113,9 +113,9 @@ _SECTIONS_ELSEWHERE = {
     ),
     "trainer": f"the trainer is ECRL's: `ecrl train --cfg job` shows its keys; {_OWN_JOB}",
     "datamodule": (
-        f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}"
+        f"a data set is dataset=NAME, or a plugin of your own (docs/extend.md); {_OWN_JOB}"
     ),
-    "data": f"a data set is dataset=NAME, or a plugin of your own (CONTRIBUTING.md); {_OWN_JOB}",
+    "data": f"a data set is dataset=NAME, or a plugin of your own (docs/extend.md); {_OWN_JOB}",
     "callbacks": (
         "checkpoints are checkpoint=, evaluation is evaluate.every, and nothing else is called back"
         " (docs/hydra.md)"

@@ -1,4 +1,5 @@
-"""What a run does when ranks die: one object per recovery with all its properties. Torch-free.
+"""The recoveries, by which a run goes on when ranks die: one object each, with all its properties.
+Torch-free.
 
 From another package: a `RecoveryKind` as an entry point in the group `ecrl.recoveries`.
 tests/contract/test_recoveries.py checks each of them.

@@ -69,7 +69,7 @@ class Registry:
         return import_attribute(self.kind, name, self.path(name))
 
     def path(self, name: str) -> str:
-        """What `name` maps to, "module:attribute". ConfigError if it is unknown."""
+        """The code that `name` stands for, "module:attribute". ConfigError if it is unknown."""
         if name in self.builtin:
             return self.builtin[name]
         for point in entry_points(group=self.group, name=name):

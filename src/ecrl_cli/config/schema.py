@@ -120,7 +120,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is learnt: the loss of a batch, and what a sample is (config/tasks.py)."""
+    """The learning task: the loss of a batch, and the form of a sample (config/tasks.py)."""
 
     name: str = variant("classification", TASKS)
 

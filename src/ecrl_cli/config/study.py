@@ -64,8 +64,8 @@ def build_study(composed: Mapping[str, Any]) -> StudyConfig:
 
 
 def sized(name: str, trials: int, typed: Collection[str]) -> dict[str, int]:
-    """What `study.trials=TRIALS` means to the study `name`: the keys that it sets. `typed`: keys
-    that the user set (without `study.`), which stay.
+    """The keys that `study.trials=TRIALS` sets in the study `name`. `typed`: keys that the user set
+    (without `study.`), which stay.
 
     `SIZES` of a study are its numbers of repetitions: the first is what `trials` is elsewhere,
     where the study has no such key; the others get no larger than it. ConfigError for a study whose

@@ -1,4 +1,4 @@
-"""What is learnt: one object per task, with what its samples are, the loss of a batch and the
+"""The learning tasks: one object each, with the form of its samples, the loss of a batch and the
 update after it. Torch-free.
 
 From another package: a `TaskKind` as an entry point in the group `ecrl.tasks`.
@@ -66,7 +66,7 @@ class TaskKind:
         )
 
     def summarised(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What is recorded of the means over all held-out samples. Given what is recorded, it
+        """The recorded form of the means over all held-out samples. Applied to a recorded form, it
         returns the same again.
         """
         return dict(

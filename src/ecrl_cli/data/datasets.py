@@ -43,8 +43,8 @@ def build_dataset(config: DatasetConfig) -> SampleSet:
 
 
 def held_out_of(dataset: SampleSet) -> SampleSet:
-    """What quality is measured on beside the training set `dataset`. DatasetError where there is
-    nothing, or it is of another kind.
+    """The held-out samples that quality is measured on beside the training set `dataset`.
+    DatasetError where there are none, or they are of another kind.
     """
     held_out, name = dataset.held_out(), dataset.traits.name
     if held_out is None or not len(held_out):

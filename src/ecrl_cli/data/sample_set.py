@@ -139,7 +139,7 @@ def normalised(pixels: Pixels, traits: DatasetInfo) -> npt.NDArray[Any]:
 
 WAY = (
     "give items (x, y, id) of tensors, arrays or numbers whose id is their index, or make it a"
-    " SampleSet (CONTRIBUTING.md shows one)"
+    " SampleSet (docs/extend.md shows one)"
 )
 
 

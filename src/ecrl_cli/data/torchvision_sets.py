@@ -63,7 +63,7 @@ class CIFAR10WithIDs(ArraySet):
 
 
 class CIFAR100WithIDs(CIFAR10WithIDs):
-    """As CIFAR-10, with the 100 fine labels."""
+    """Like CIFAR-10, with the 100 fine labels."""
 
     loader = _without_sums(datasets.CIFAR100)
     look = DatasetInfo(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Victim(Enum):
-    """What a kind of failure hits. The value is the subject of the kind's `text`, unless it is a
+    """The target of a failure kind. The value is the subject of the kind's `text`, unless it is a
     rank.
     """
 
@@ -45,7 +45,7 @@ class Victim(Enum):
 
 
 class Ends(Enum):
-    """What the failure terminates."""
+    """The unit that the failure terminates."""
 
     NOTHING = "nothing"
     VICTIM = "its victim, at once: the ranks that are left may go on"
@@ -297,7 +297,7 @@ class _Unknown(FaultKind):
 
 
 def recorded_kind(name: str) -> FaultKind:
-    """As `fault_kind`, for names from records, which may be arbitrary text."""
+    """Like `fault_kind`, for names from records, which may be arbitrary text."""
     try:
         return fault_kind(name)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What parts of ECRL need and a machine may lack: programs, libraries, devices, privileges,
+"""Things that parts of ECRL need and a machine may lack: programs, libraries, devices, privileges,
 packages. Plans, skips and `ecrl doctor` ask here.
 """
 

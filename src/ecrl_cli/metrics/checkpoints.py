@@ -85,9 +85,9 @@ class CheckpointAccount:
 
 @dataclass(frozen=True)
 class SaveLatency:
-    """Of a run, means in seconds: `latency_s` from handing a checkpoint over until it is durable,
-    over the committed ones; `interval_s` between handing over two checkpoints, one after the other
-    in one attempt. None without any.
+    """Mean save times of a run in seconds: `latency_s` from handing a checkpoint over until it is
+    durable, over the committed ones; `interval_s` between handing over two checkpoints, one after
+    the other in one attempt. None without any.
     """
 
     latency_s: float | None
@@ -106,8 +106,8 @@ class SaveLatency:
 
 
 def save_latency(lines: Iterable[CheckpointLine]) -> SaveLatency:
-    """Of the checkpoint lines of all attempts; a checkpoint that was only found committed after its
-    writer had died is not timed.
+    """Save latency from the checkpoint lines of all attempts; a checkpoint that was only found
+    committed after its writer had died is not timed.
     """
     submitted: dict[tuple[int, int], float] = {}
     durable: dict[tuple[int, int], float] = {}

@@ -70,7 +70,7 @@ def distances(one: Path, other: Path) -> dict[str, Distance]:
 
 
 def document(found: dict[str, Distance]) -> dict[str, Any]:
-    """As JSON."""
+    """The values as a JSON document."""
     return {component: asdict(each) for component, each in found.items()}
 
 
@@ -116,7 +116,7 @@ def _distance(component: str, a: StoredTensors, b: StoredTensors, names: Iterabl
 
 
 def _wide(values: Array, dtype: str) -> npt.NDArray[np.float64]:
-    """As float64; complex numbers as pairs."""
+    """The tensor as float64; complex numbers as pairs."""
     if dtype == "torch.bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     elif dtype == _COMPLEX:

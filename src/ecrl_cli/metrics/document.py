@@ -73,8 +73,8 @@ def metrics_document(records: RunRecords, times: Timeline | None = None) -> dict
 
 
 def _legs(records: RunRecords, times: Timeline) -> list[dict[str, Any]]:
-    """Of a run that was continued: each leg with its attempts, seconds and goodput. The seconds
-    between two legs belong to neither.
+    """The legs of a run that was continued, each with its attempts, seconds and goodput. The
+    seconds between two legs belong to neither.
     """
     ends, first, committed = targets(records.stored.config), 0, lineage(records).last_step
     found = []

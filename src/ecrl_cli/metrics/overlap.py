@@ -1,4 +1,4 @@
-"""What asynchronous checkpointing saved: stall against wall time, and the cost of a write."""
+"""Savings of asynchronous checkpointing: stall against wall time, and the cost of a write."""
 
 from __future__ import annotations
 

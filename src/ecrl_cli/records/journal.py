@@ -120,9 +120,9 @@ def read_journal(
 
 @cache
 def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
-    """What decodes a line in one go, about eight times as fast as `decode`. It gives None for a
-    line that it does not take; then `decode` says what is wrong with it, or takes it after all
-    (NaN, a number that only a float can hold).
+    """A function that decodes a line in one go, about eight times as fast as `decode`. It gives
+    None for a line that it does not take; then `decode` says what is wrong with it, or takes it
+    after all (NaN, a number that only a float can hold).
 
     A run has thousands of lines. This takes less than `decode` does and never more: a kind with
     fields that it could read otherwise has none.

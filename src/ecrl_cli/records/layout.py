@@ -180,7 +180,7 @@ class RunLayout:
 
     @property
     def scrubs(self) -> Path:
-        """What the scrubs found while the run was supervised, if that was enabled."""
+        """Findings of the scrubs that ran while the run was supervised, if that was enabled."""
         return self.root / "scrub.jsonl"
 
     @property

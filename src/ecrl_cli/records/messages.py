@@ -1,5 +1,5 @@
-"""What supervisor and ranks tell each other: JSON lines on the control socket, one object each,
-with a `kind`; and an attempt's launch.json.
+"""Messages between supervisor and ranks: JSON lines on the control socket, one object each, with a
+`kind`; and an attempt's launch.json.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def read_seal(layout: RunLayout) -> Seal | None:
 
 
 def read_seal_file(path: Path) -> Seal | None:
-    """As `read_seal`, of a seal that may be that of an earlier end."""
+    """Like `read_seal`, for a seal that may be that of an earlier end."""
     if not (path.exists() or path.is_symlink()):
         return None
     try:

@@ -37,7 +37,7 @@ class SpanClock:
 
     @property
     def category(self) -> str:
-        """That of the running span."""
+        """Category of the current span."""
         return self._category
 
     def switch(self, category: str) -> float:

@@ -62,7 +62,7 @@ def history_report(
 
 
 def exit_code(history: History) -> int:
-    """That of the newest build: 1 where an arm fails or a gate did, 3 where a verdict is
+    """Exit code for the newest build: 1 where an arm fails or a gate did, 3 where a verdict is
     missing.
     """
     return 1 if history.failing or not history.newest.runs else history.newest.comparison.exit_code

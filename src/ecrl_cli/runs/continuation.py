@@ -100,7 +100,7 @@ def check_continuation(config: RunConfig, layout: RunLayout) -> None:
 
 
 def announcement(config: RunConfig) -> str:
-    """What a continuation is, in one line."""
+    """A continuation described in one line."""
     reached, more = config.continued_at[-1], config.target_steps - config.continued_at[-1]
     if constant_rate(config.optimizer):
         return (

@@ -120,7 +120,7 @@ class Scrubber:
 
 
 def damage(found: Scrub) -> tuple[str, ...]:
-    """What is wrong, in words."""
+    """The damage in words."""
     refused = [one.report for one in found.looked if not one.ok]
     return (
         *(f"{report.path.name} is damaged: {report.layer}: {report.reason}" for report in refused),

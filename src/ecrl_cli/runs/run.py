@@ -54,7 +54,7 @@ WORTH_SAYING_S = 0.5
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the runs of one command share.
+    """The parts that the runs of one command share.
 
     `say`: prints one line. `above`: renders what stands above a run's live bar (a sweep's table);
     None for a single run. `show`: makes a run's UI.

@@ -144,8 +144,8 @@ def _blocks(configs: Mapping[str, RunConfig]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep is to do: its runs by name in starting order, and which of them are finished,
-    with nothing left for `ecrl train` to do.
+    """The runs of a sweep by name, in starting order, and which of them are finished, with nothing
+    left for `ecrl train` to do.
 
     `notes`: by name, how an existing run differs from what is started now.
     """
@@ -198,8 +198,8 @@ def sweep(
 
 
 class SweepRecord:
-    """What is known of a sweep's runs: `results` by name; the manifest, rewritten at every change;
-    the progress.
+    """The state of a sweep's runs: `results` by name; the manifest, rewritten at every change; the
+    progress.
 
     Only the holder of the sweep's lock may create one.
     """

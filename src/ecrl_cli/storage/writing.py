@@ -98,8 +98,8 @@ def replace_small(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> None:
 
 @contextmanager
 def ready_to_replace(fs: Fs, path: Path, data: bytes, mode: WriteMode) -> Iterator[None]:
-    """As `replace_small`: the new bytes are written under another name, and renamed on leaving the
-    context.
+    """Like `replace_small`, in two steps: the new bytes are written under another name, and renamed
+    on leaving the context.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{secrets.token_hex(4)}")
     with _removed_on_failure(fs, temporary):

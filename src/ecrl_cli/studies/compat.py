@@ -182,7 +182,7 @@ def _read(path: Path, expected: dict[str, Any], layout: str) -> dict[str, Any]:
 
 
 def _loaded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `ecrl train` would restore: type, shape and digest of the bytes by tensor; and
+    """The state that `ecrl train` would restore: type, shape and digest of the bytes by tensor; and
     train.json.
     """
     import torch

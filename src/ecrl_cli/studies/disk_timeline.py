@@ -159,7 +159,7 @@ class Stretch:
         )
 
     def spans(self) -> list[tuple[float, float]]:
-        """Of each save, when it was submitted and acknowledged."""
+        """For each save, when it was submitted and acknowledged."""
         return [(before.at, after.at) for before, after in self.saves]
 
     def figure(self) -> Figure:

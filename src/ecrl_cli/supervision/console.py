@@ -1,5 +1,5 @@
-"""What a run shows on the terminal: a live bar, or plain lines if standard error is not a terminal,
-or nothing (tests).
+"""The display of a run on the terminal: a live bar, or plain lines if standard error is not a
+terminal, or nothing (tests).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UI(Protocol):
         """Rank 0 has finished a step or entered another phase."""
 
     def state(self, state: str) -> None:
-        """What the supervisor is doing now."""
+        """The supervisor's current activity."""
 
     def note(self, text: str) -> None:
         """One line of information for the user."""

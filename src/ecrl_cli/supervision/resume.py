@@ -44,8 +44,8 @@ class MemorySnapshotChoice:
 
 @dataclass(frozen=True)
 class ResumePlan(ResumeChoice):
-    """What an attempt resumes from. `snapshot`: one in memory that is newer than the checkpoint.
-    `skipped`: newer ones that were rejected.
+    """The state that an attempt resumes from. `snapshot`: one in memory that is newer than the
+    checkpoint. `skipped`: newer ones that were rejected.
     """
 
     snapshot: MemorySnapshotChoice | None = None
@@ -60,8 +60,8 @@ def choose(
     session: int | None = None,
     ahead: CheckpointPrevalidator | None = None,
 ) -> ResumePlan:
-    """What the attempt after `earlier` resumes from, acknowledged as committed. Newer acknowledged
-    checkpoints that are gone count as rejected.
+    """Chooses the state that the attempt after `earlier` resumes from, acknowledged as committed.
+    Newer acknowledged checkpoints that are gone count as rejected.
 
     With `snapshots`, a newer state in memory is preferred. Checkpoints acknowledged in `session`,
     this supervisor's own, are checked in one pass: all ranks wait for it, and each of them hashes

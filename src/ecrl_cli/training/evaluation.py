@@ -114,8 +114,8 @@ class Evaluator:
         self.clock.switch(before)
 
     def _own_values(self) -> dict[str, torch.Tensor]:
-        """Of each measure the values of this rank's samples, float64, in order; empty if there is
-        no batch for it.
+        """By measure, the values of this rank's samples, float64, in order; empty if there is no
+        batch for it.
         """
         size, batch, state = len(self.held_out), self.config.evaluate.batch, self.train_state
         found: dict[str, list[torch.Tensor]] = {}

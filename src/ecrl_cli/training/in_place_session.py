@@ -70,8 +70,8 @@ Layers = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class InterruptedStep:
-    """What became of the step in which peers died, as in a survivor report: what was redone, and
-    the layers by bucket.
+    """Outcome of the step in which peers died, as in a survivor report: what was redone, and the
+    layers by bucket.
     """
 
     redone: tuple[RedoneStep, ...] = ()
@@ -142,9 +142,9 @@ class WarmTrainer:
 
 
 class CarriedState:
-    """What a process keeps from one attempt to the next. `loop`: the loop that it left, with its
-    state; None: it has no state. `ready`: the trainer of an earlier attempt, or one that a spare
-    has warmed up, to load a state into: building a new one takes longer than loading.
+    """State that a process keeps from one attempt to the next. `loop`: the loop that it left, with
+    its state; None: it has no state. `ready`: the trainer of an earlier attempt, or one that a
+    spare has warmed up, to load a state into: building a new one takes longer than loading.
     """
 
     def __init__(self, address: TcpStoreAddress, timeout_s: float) -> None:
@@ -445,8 +445,8 @@ class InPlaceSession(RankSession):
 
 
 def warmed_up(config: RunConfig, address: TcpStoreAddress) -> CarriedState:
-    """What a spare prepares before it is needed: imports, data set, model, optimizer, and a first
-    (slow) forward and backward pass.
+    """Everything that a spare prepares before it is needed: imports, data set, model, optimizer,
+    and a first (slow) forward and backward pass.
     """
     carried = CarriedState(address, config.supervision.collective_timeout_s)
     device = make_deterministic(config, 0)

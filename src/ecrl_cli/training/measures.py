@@ -1,5 +1,5 @@
-"""What our tasks measure on held-out data (config/tasks.py): one number per sample, in float32 or
-wider, from a forward pass as in the loss.
+"""The measures of our tasks on held-out data (config/tasks.py): one number per sample, in float32
+or wider, from a forward pass as in the loss.
 """
 
 from __future__ import annotations

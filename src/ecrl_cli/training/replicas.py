@@ -140,7 +140,7 @@ class ReplicaPeers(Protocol):
 
 
 class DefaultReplicaPeers:
-    """Those of the default process group."""
+    """The peers of the default process group."""
 
     def all_to_all(
         self,

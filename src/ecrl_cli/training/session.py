@@ -1,5 +1,5 @@
-"""What a rank sets up around the training loop: determinism, process group, data, model, state; and
-the final record.
+"""A rank's setup around the training loop: determinism, process group, data, model, state; and the
+final record.
 """
 
 from __future__ import annotations

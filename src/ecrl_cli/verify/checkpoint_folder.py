@@ -188,7 +188,7 @@ def _check_pointers(case: Case, notes: FindingBuilder) -> None:
 
 
 def _check_facts(case: Case, name: str, document: dict[str, Any], notes: FindingBuilder) -> None:
-    """What latest.json says of its checkpoint is what the manifest says; it was written after the
+    """Checks that latest.json agrees with the manifest of its checkpoint, and was written after the
     commit, before the end of the run.
     """
     manifest = next(

@@ -212,7 +212,7 @@ def _check_fields(attempt: int, lines: tuple[CheckpointLine, ...], notes: Findin
 
 
 def _undeferred(case: Case, line: CheckpointLine, before: dict[str, CheckpointLine]) -> list[str]:
-    """What contradicts checkpoint.capture: bytes deferred that could not be, none deferred without
+    """Contradictions to checkpoint.capture: bytes deferred that could not be, none deferred without
     a reason, a wait without a copy.
     """
     config = case.run.stored.config
@@ -266,7 +266,7 @@ def _impossible(line: CheckpointLine) -> list[str]:
 
 
 def _wrong_reason(line: CheckpointLine) -> str:
-    """What is wrong with the reason of an event that has one; empty if nothing is."""
+    """Error in the reason of an event that has one; empty if there is none."""
     if line.event in ("failed", "pointer_failed"):
         return (
             ""

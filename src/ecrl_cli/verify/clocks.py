@@ -267,7 +267,7 @@ def _until(case: Case, a: Attempt) -> float | None:
 
 
 def processes_over(case: Case, a: Attempt) -> float | None:
-    """As `_until`, or the recorded end of an attempt that ended well: by then its processes had
+    """Like `_until`, or the recorded end of an attempt that ended well: by then its processes had
     ended.
     """
     return a.ended_at if a.outcome in ENDED_WELL and a.ended_at is not None else _until(case, a)

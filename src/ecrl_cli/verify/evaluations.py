@@ -95,8 +95,8 @@ def _wrong(case: Case, a: Attempt, line: Evaluation) -> Iterator[str]:
 
 
 def _wrong_measures(task: str, line: Evaluation) -> Iterator[str]:
-    """Of classification: an accuracy that is no count of the samples. Of a task with a summary:
-    measures that do not follow from one another.
+    """Errors in the measures. Classification: an accuracy that is no count of the samples. A task
+    with a summary: measures that do not follow from one another.
     """
     accuracy = line.measures.get("accuracy")
     if (
@@ -136,8 +136,8 @@ def _booked(account: SpanAccount, line: Evaluation) -> bool:
 
 
 def _check_spans(case: Case, a: Attempt, notes: FindingBuilder) -> None:
-    """What rank 0 books as evaluate is on record as an evaluation: all but the last, during which
-    it may have died.
+    """Checks that time booked by rank 0 as evaluate is on record as an evaluation: all but the
+    last, during which it may have died.
     """
     account, recorded = (
         case.spans.of(a.attempt, 0),

@@ -183,7 +183,7 @@ def shard_size(case: Case, place: BatchPosition) -> int:
 
 
 def _wrong_losses(case: Case, line: RankLine) -> str:
-    """What is wrong with the form of a line's loss: one number, or with replicas one for each that
+    """Error in the form of a line's loss, which is one number, or with replicas one for each that
     the rank owns; empty if correct.
     """
     replicas = case.run.stored.config.elastic.replicas

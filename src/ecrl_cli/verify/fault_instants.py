@@ -268,7 +268,7 @@ def _beside_lines(
 def _beside_save(
     case: Case, fired: InjectedFault, entry: PlannedFailure
 ) -> list[tuple[float, str]]:
-    """As `_beside_lines`, for a fault of the background writer: it hits a save that was submitted
+    """Like `_beside_lines`, for a fault of the background writer: it hits a save that was submitted
     and has not ended. The points that follow the acknowledgement (pointers, retention) are passed
     after `committed` is logged.
     """

@@ -156,7 +156,7 @@ def _at(document: Any, key: str) -> Any:
 
 
 def _resolved(composed: Any, key: str) -> Any:
-    """As `_at`, with each `${key}` replaced by the value there, since Hydra stores interpolations
+    """Like `_at`, with each `${key}` replaced by the value there, since Hydra stores interpolations
     unresolved: a text that is nothing else takes the value's type. None for what only a resolver
     can tell (`${oc.env:SEED}`).
     """

@@ -39,7 +39,7 @@ KEPT = 12
 
 @dataclass
 class _Known:
-    """What is known of one run. `files`: their sizes and times when it was read. `case`: the run
+    """Cached facts about one run. `files`: their sizes and times when it was read. `case`: the run
     without a reference; None where its records were dropped again. `alone`: the findings that no
     other run has a part in. `doubt`: why it is no reference.
     """
@@ -76,8 +76,8 @@ class References:
         return self._stored[layout.root]
 
     def records(self, layout: RunLayout) -> RunRecords:
-        """As `bounded`, from the cache where the run is among the KEPT read last and its files are
-        as they were: siblings share references.
+        """Like `bounded`, from the cache where the run is among the KEPT read last and its files
+        are as they were: siblings share references.
         """
         check_file_counts(layout)
         files, known = file_states(layout), self._runs.pop(layout.root, None)
@@ -146,7 +146,7 @@ def read_case(layout: RunLayout, seal_key: bytes) -> Case:
 
 
 def read_records(layout: RunLayout) -> RunRecords:
-    """As `read_case`, without the checkpoints."""
+    """Like `read_case`, without the checkpoints."""
     return _steadily(layout, lambda: bounded(layout), lambda cut: bounded(layout, cut))
 
 
@@ -167,7 +167,9 @@ def _steadily(layout: RunLayout, at_rest: Callable[[], T], at_one_instant: Calla
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of the file that lies there now: whoever takes up a run replaces its supervisor.json."""
+    """Identity of the file that lies there now: whoever takes up a run replaces its
+    supervisor.json.
+    """
     try:
         status = path.lstat()
     except OSError:

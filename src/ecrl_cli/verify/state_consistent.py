@@ -344,8 +344,8 @@ def check_state_digests(case: Case, notes: FindingBuilder) -> None:
 
 
 def _wrong(line: RankLine) -> str:
-    """What is wrong with the digests of a line; empty if nothing is. That they are missing is found
-    where they are due.
+    """Error in the digests of a line; empty if there is none. Missing ones are found where they are
+    due.
     """
     if line.components is None or line.state_digest is None:
         return ""

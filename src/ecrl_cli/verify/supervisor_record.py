@@ -347,7 +347,7 @@ _TEXT_S = 0.051  # the text rounds to a tenth of a second
 
 
 def hang_contradictions(case: Case, a: Attempt, hang: Hang) -> list[str]:
-    """What is wrong with the ranks to blame, the limit and the text."""
+    """Contradictions in a recorded hang: the ranks to blame, the limit and the text."""
     found, ranks = [], list(hang.ranks)
     if ranks != sorted(set(ranks)):
         found.append(f"names {ranks} as the ranks to blame")
@@ -409,8 +409,8 @@ def _wrong_limit(case: Case, a: Attempt, hang: Hang) -> str:
 
 
 def straggler_contradictions(case: Case, a: Attempt, each: Straggler) -> list[str]:
-    """What is wrong with the seconds, by the lines of the step before and of the ranks that a fault
-    held up in it.
+    """Contradictions in a straggler's seconds, by the lines of the step before and of the ranks
+    that a fault held up in it.
     """
     found, before = [], each.global_step - 1
     took = {

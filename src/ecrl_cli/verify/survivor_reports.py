@@ -322,7 +322,7 @@ def _check_lost_in_forward(
 
 
 def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -> list[str]:
-    """What the lost-sample record lacks, as sentences; what it has wrongly is recorded in
+    """The entries that the lost-sample record lacks, as sentences; its errors are recorded in
     `notes`.
     """
     losers, lines, step = (

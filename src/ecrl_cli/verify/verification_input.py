@@ -51,7 +51,7 @@ class Case:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What the run's time was spent on."""
+        """The run's time by what it was spent on."""
         return timeline(self.run)
 
     @cached_property

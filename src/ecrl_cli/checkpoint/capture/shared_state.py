@@ -19,7 +19,7 @@ class NotShareable(Exception):
 
 
 def deferred(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of `tensors` that only an optimizer's step changes."""
+    """The subset of `tensors` that only an optimizer's step changes."""
     return {
         name: tensor
         for name, tensor in tensors.items()

@@ -31,8 +31,8 @@ class Checkpointer(Protocol):
         """
 
     def begin(self, state: State, path: Path) -> Begun:
-        """As `save`, but returns once `state` may change again: the result is there when all has
-        been written.
+        """Like `save`, but returns once `state` may change again: the result is there when
+        everything has been written.
         """
 
     def load(self, like: State, path: Path) -> State:

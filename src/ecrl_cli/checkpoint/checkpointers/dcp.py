@@ -18,7 +18,8 @@ from ecrl_cli.checkpoint.checkpointers.checkpointer import Begun, Blocking, Stat
 
 
 def own(state: State) -> State:
-    """What this rank gives: all that every rank has alike, and rank 0's buffers.
+    """The part of the state that this rank saves: everything that all ranks hold alike, and rank
+    0's buffers.
 
     Between two steps each rank has its own running statistics of BatchNorm, and the next step
     begins with rank 0's. Of a tensor that several ranks give, any may be written.

@@ -73,7 +73,7 @@ class TorchCheckpointing(Blocking):
 
 
 def _given(state: State) -> dict[str, State]:
-    """What this rank saves: all of it on rank 0, nothing on the others."""
+    """The part of the state that this rank saves: all of it on rank 0, nothing on the others."""
     return {_ITEM: state} if not dist.is_initialized() or dist.get_rank() == 0 else {}
 
 

@@ -50,7 +50,7 @@ def parse(data: bytes) -> Any:
 
 
 def parse_canonical(data: bytes) -> Any:
-    """As `parse`; ValueError also if `data` is not in canonical form."""
+    """Like `parse`; ValueError also if `data` is not in canonical form."""
     value = parse(data)
     if canonical_json(value) != data:
         raise ValueError("not in canonical form")

@@ -110,7 +110,7 @@ class CheckpointImage:
 
 
 def in_file_order(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """As the tensors of a part lie in its file: widest dtype first, then by name."""
+    """Tensors in the order of their part's file: widest dtype first, then by name."""
     return sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][1], spec.name))
 
 

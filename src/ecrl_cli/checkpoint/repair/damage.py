@@ -284,8 +284,8 @@ class _Where:
         return f" (in {', '.join(name[:80] for name in names[:NAMED])}{more})" if names else ""
 
     def tensors(self, ranges: list[tuple[int, int]]) -> tuple[str, ...]:
-        """What the byte `ranges` (sorted, disjoint) hit: "the header", tensors in file order; empty
-        if the layout is unknown.
+        """The parts of the file that the byte `ranges` (sorted, disjoint) hit: "the header",
+        tensors in file order; empty if the layout is unknown.
         """
         if not self.laid_out or not ranges:
             return ()

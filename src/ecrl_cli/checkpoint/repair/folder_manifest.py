@@ -97,7 +97,9 @@ class FolderManifest:
 
 @dataclass(frozen=True)
 class FileChange:
-    """What became of a file: `status` is same, changed, missing, new or damaged; `said`: how."""
+    """One file compared with the manifest: `status` is same, changed, missing, new or damaged;
+    `said`: how it changed.
+    """
 
     path: str
     status: str
@@ -167,8 +169,8 @@ def _change(path: str, before: FileFacts | None, now: FileFacts | None) -> FileC
 
 
 def _said(before: FileFacts, now: FileFacts) -> str:
-    """What changed in a file: size, the tensors that came and went, those of another form, those of
-    other values.
+    """How a file changed: its size, tensors added and removed, tensors of another form, tensors
+    with other values.
     """
     size = f"{before.bytes} bytes, now {now.bytes}" if before.bytes != now.bytes else ""
     if not before.tensors and not now.tensors:

@@ -119,7 +119,7 @@ def scrub(
 
 
 def _entries(fs: Fs, folder: Path) -> list[CheckpointEntry]:
-    """As `catalog.entries`, plus single files of which only the sidecar is left."""
+    """Like `catalog.entries`, plus single files of which only the sidecar is left."""
     found = catalog.entries(fs, folder)
     stems = {entry.path.stem for entry in found}
     lost = [

@@ -54,8 +54,8 @@ class StepMetadata:
 
     @property
     def sha256(self) -> str:
-        """Of the metadata's bytes: it names the checkpoint in the records, where the commit's
-        stands for one of ECRL's own.
+        """Digest of the metadata's bytes. It names the checkpoint in the records, in the place of
+        the commit digest of ECRL's own format.
         """
         return hashlib.sha256(self.encoded()).hexdigest()
 

@@ -252,7 +252,7 @@ class CheckpointStore:
         return verify_checkpoint(path, self.config.integrity, self.fs)
 
     def examine_once(self, path: Path) -> IntegrityReport:
-        """As `verify`, hashing no byte twice."""
+        """Like `verify`, but hashes no byte twice."""
         return verify_checkpoint(path, self.config.integrity, self.fs, once=True)
 
     def newest_valid(self) -> ResumeChoice:

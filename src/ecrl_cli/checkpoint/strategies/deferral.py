@@ -75,8 +75,8 @@ class Deferral:
         client.share(self._state.memory, self._state.places)
 
     def later(self, tensors: dict[str, torch.Tensor], global_step: int) -> dict[str, torch.Tensor]:
-        """Those of `tensors` that the writer is to copy for the checkpoint of `global_step`; none,
-        with a `reason`, where it cannot.
+        """The subset of `tensors` that the writer is to copy for the checkpoint of `global_step`;
+        none, with a `reason`, where it cannot.
         """
         if self._state is None or self.reason:
             return {}

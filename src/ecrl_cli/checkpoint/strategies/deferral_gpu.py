@@ -52,7 +52,7 @@ class PinnedBuffer(StagingBuffer):
     """A staging buffer into which a GPU copies by itself."""
 
     def capture(self, tensors: dict[str, torch.Tensor]) -> None:
-        """As on the CPU where no tensor is on the GPU: the host then waits for nothing."""
+        """Captures as on the CPU where no tensor is on the GPU: the host then waits for nothing."""
         stream = self._stream
         if not any(tensor.is_cuda for tensor in tensors.values()):
             self._stream = None
@@ -109,8 +109,8 @@ class GpuWriterClient(WriterClient):
     def copy_next(
         self, at_once: dict[str, torch.Tensor], later: dict[str, torch.Tensor], at: dict[str, int]
     ) -> None:
-        """What the GPU is to copy for the image that is submitted next. `later`: only an optimizer
-        changes it, and it lies at the addresses `at`.
+        """Sets the tensors that the GPU copies for the image that is submitted next. `later`: only
+        an optimizer changes it, and it lies at the addresses `at`.
         """
         self._at_once, self._later, self._at = at_once, later, at
 
@@ -123,8 +123,8 @@ class GpuWriterClient(WriterClient):
         return super().take()
 
     def submit(self, number: int, image: CheckpointImage, changes: int | None = None) -> None:
-        """As by the CPU; with `changes` begin to copy what is later: the image follows once that is
-        confirmed and done.
+        """Submits as on the CPU; with `changes` begins to copy what is deferred: the image follows
+        once that is confirmed and done.
         """
         if changes is None:
             super().submit(number, image)
@@ -210,7 +210,7 @@ class GpuWriterClient(WriterClient):
 
 
 class WatchedState:
-    """What only an optimizer's step may write to or replace; other writes are noticed by
+    """State that only an optimizer's step may write to or replace; other writes are noticed by
     `changed`.
     """
 
@@ -294,8 +294,8 @@ class GpuDeferral(Deferral):
         self.reason = UNWATCHED
 
     def later(self, tensors: dict[str, torch.Tensor], global_step: int) -> dict[str, torch.Tensor]:
-        """Those of `tensors` that the GPU copies by itself; none, with a `reason`, where others
-        write to them too.
+        """The subset of `tensors` that the GPU copies by itself; none, with a `reason`, where
+        others write to them too.
         """
         if self._state is None or self.reason:
             return {}

@@ -46,8 +46,8 @@ from ecrl_cli.storage.fs import PosixFs
 
 
 class ForeignStrategy(ABC):
-    """What both have in common: the state, the metadata, the log, retention, and what is left of a
-    save that failed.
+    """Common base of the strategies over third-party checkpointers: state, metadata, log,
+    retention, and the remains of a failed save.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""What the published study says of accuracy and time, and what the runs here say of it, with
-intervals over the seeds.
+"""The claims of the published study about accuracy and time, and the verdict of the runs here on
+each, with intervals over the seeds.
 """
 
 from __future__ import annotations

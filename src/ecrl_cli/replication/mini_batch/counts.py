@@ -127,7 +127,7 @@ Run = dict[str, Any]
 
 
 def named(application: str, size: Size) -> str:
-    """What was trained: the published network, or which one stands in for it."""
+    """The trained network in words: the published one, or the one that stands in for it."""
     if size == PAPER[application]:
         return APPLICATIONS[application]
     return f"{APPLICATIONS.get(size.model.name, size.model.name)} of width {size.model.width}"

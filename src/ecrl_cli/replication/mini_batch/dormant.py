@@ -120,8 +120,8 @@ class _Training:
         self.losses: list[float] = []
 
     def gradients(self) -> list[torch.Tensor]:
-        """Those of this rank's samples, a bucket per layer, in backward order; what is written into
-        them is what `update` applies.
+        """The gradients of this rank's samples, a bucket per layer, in backward order; values
+        written into them are what `update` applies.
         """
         self._optimizer.zero_grad()
         out = self._x
@@ -258,8 +258,8 @@ _DEADLINE_S = 300.0
 
 
 def dormant_arm(folder: Path, averages: int) -> dict[str, Any]:
-    """What rank 0 printed. `folder` must be empty; it takes the store and the other ranks'
-    output.
+    """Runs the arm and returns rank 0's output. `folder` must be empty; it takes the store and the
+    other ranks' output.
     """
     folder.mkdir()
     module = "ecrl_cli.replication.mini_batch.dormant"

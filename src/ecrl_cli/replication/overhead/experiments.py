@@ -178,7 +178,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiments:
-    """What all trials share."""
+    """State that all trials share."""
 
     config: RecoveryOverhead
 

@@ -60,7 +60,7 @@ SUITE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ReplicationData:
-    """What a summary is made of."""
+    """The inputs of a summary."""
 
     comparison: Comparison
     experiments: tuple[Experiment, ...]

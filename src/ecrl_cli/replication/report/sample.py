@@ -103,7 +103,7 @@ class Experiment:
         return summary([entry.mean for entry in found])
 
     def _averaged(self, suites: Sequence[str] | None) -> Sequence[str]:
-        """Those of `suites` (None: all) that are averaged."""
+        """The `suites` (None: all) that are averaged."""
         return (
             self.suites if suites is None else [suite for suite in suites if suite in self.suites]
         )

@@ -265,7 +265,7 @@ def _axis(key: str, found: Sequence[str], missing: str) -> Row:
 
 
 def _missing(experiment: Experiment) -> list[str]:
-    """What is not at hand, by axis of table 3."""
+    """Settings that are not at hand, by axis of table 3."""
     here = [values for values in SUITES if values.suite in experiment.present]
     gone = [
         sorted({getattr(v, axis) for v in SUITES} - {getattr(v, axis) for v in here})

@@ -43,7 +43,7 @@ class Comparison:
 
     @cached_property
     def memo(self) -> dict[tuple[str, ...], Any]:
-        """What other modules worked out of these runs and need again."""
+        """Cache of other modules' results about these runs."""
         return {}
 
     @property
@@ -161,7 +161,7 @@ class Comparison:
         return [arm for arm in self.arms if arm.suite == suite]
 
     def label(self, run: Run) -> str:
-        """Of the arm of one of its own `runs`."""
+        """Label of the arm that `run` belongs to, one of `runs`."""
         return self._labels.get(id(run), run.variant)
 
     @cached_property

@@ -46,7 +46,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one level of an axis does against another one. `whole`: over all pairs of runs that
+    """Effect of one level of an axis against another one. `whole`: over all pairs of runs that
     agree in everything else.
     """
 

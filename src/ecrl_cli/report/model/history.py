@@ -193,7 +193,7 @@ class History:
         return self.diff(newer, older).contrast(track.arm, measure, track.suite, [track.suite])
 
     def around(self, at: int) -> list[EnvironmentDifference]:
-        """What differs between the environments of build `at` and of the one before. The digest of
+        """Differences between the environments of build `at` and of the one before. The digest of
         the source is left out where commits are known.
         """
         if at == 0:
@@ -322,7 +322,7 @@ def _point(runs: Sequence[Run]) -> Point:
 
 
 def _status(run: Run) -> tuple[str, str]:
-    """Of WORST_FIRST, and why it is not valid."""
+    """Status of WORST_FIRST, and why it is not valid."""
     if run.verdict.status == INVALID or not run.reason:
         worst = next(
             (

@@ -1,5 +1,5 @@
-"""A replication of published work, which adds tables, figures and files to a report
-(render/publication.py). Found by name, not imported by the report.
+"""Tables, figures and files that a replication of published work adds to a report. Found by name,
+not imported by the report.
 """
 
 from __future__ import annotations

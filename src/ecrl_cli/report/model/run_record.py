@@ -93,8 +93,8 @@ class Metrics:
     legs: tuple[dict[str, Any], ...] = ()
 
     def held_out(self, measure: str) -> float | None:
-        """What was measured on held-out data at the target; None if nothing was, or it is not
-        finite or too large for the square of it to be.
+        """Quality on held-out data at the target; None if nothing was measured, or it is not finite
+        or too large to be squared.
         """
         last = self.evaluations[-1] if self.evaluations else {}
         value = last.get(measure) if last.get("global_step") == self.target_steps else None
@@ -233,7 +233,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """What tells its configuration from others, as dotted keys."""
+        """The configuration as dotted keys, by which it differs from others."""
         return settings_of(self.config, self.suite)
 
     @property

@@ -1,4 +1,4 @@
-"""What is shown beside a mean: its 95% interval, or the range of two values; amounts, whose
+"""The range shown beside a mean: its 95% interval, or the range of two values; amounts, whose
 intervals do not go below zero.
 """
 

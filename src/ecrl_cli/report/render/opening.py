@@ -53,8 +53,8 @@ class Opening:
 
 
 def opening(comparison: Comparison) -> Opening:
-    """What to show first: effects that have an interval, else runs that failed and the arms of the
-    first suite.
+    """The picture to show first: effects that have an interval, else runs that failed and the arms
+    of the first suite.
     """
     axes = [(effect.axis.name, effect.whole) for effect in swept(effects(comparison))]
     arms = [

@@ -100,7 +100,9 @@ def against_document(found: SweepDiff) -> dict[str, Any]:
 
 
 def against_sentences(found: SweepDiff) -> list[str]:
-    """What is compared, whether the arms differ, and what differs between the sweeps."""
+    """Sentences on two sweeps: which are compared, whether the arms differ, and how the sweeps
+    differ.
+    """
     pairs, suites = (
         plural(len(found.matched), "pair"),
         plural(len({m.ours.suite for m in found.matched}), "suite"),

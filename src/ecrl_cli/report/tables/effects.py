@@ -31,7 +31,7 @@ _AXIS = (Column("axis"), Column("level"), Column("against"))
 
 
 def effects_table(comparison: Comparison, found: Sequence[Effect]) -> Table:
-    """What each axis does to goodput, paired over all others."""
+    """Table of the effect of each axis on goodput, paired over all others."""
     rows = tuple(
         (*_levels(each.axis.name, each.level, each.base), *_numbers(each.whole))
         for each in swept(found)

@@ -90,7 +90,7 @@ def _now(history: History, track: Track, width: int) -> Row:
 
 
 def wrong_table(history: History) -> Table:
-    """Of each arm that is not valid in the newest build, since when and why."""
+    """Table of the arms that are not valid in the newest build: since when and why."""
     columns = (
         SUITE,
         ARM,

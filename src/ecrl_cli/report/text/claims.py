@@ -1,4 +1,5 @@
-"""What may be claimed about the arms: a sentence each in plain words, and the statistics behind it.
+"""The claims that may be made about the arms: a sentence each in plain words, and the statistics
+behind it.
 
 No winner unless statistically distinguishable.
 """
@@ -139,7 +140,7 @@ def fields(found: Contrast) -> dict[str, str]:
 
 
 def over(found: Contrast) -> str:
-    """That the pairs are of several suites, which a single number hides."""
+    """Note that the pairs are of several suites, which a single number hides."""
     return f" of {spelled(len(found.suites))} suites together" if len(found.suites) > 1 else ""
 
 

@@ -1,5 +1,5 @@
-"""What may be claimed about the axes of a sweep: a sentence for each effect, and the statistics
-behind it.
+"""The claims that may be made about the axes of a sweep: a sentence for each effect, and the
+statistics behind it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _WORDS = {  # of more, and of less
 
 
 def summarize_history(history: History) -> ReportSummary:
-    """What a page of builds opens with."""
+    """Opening sentences of a page of builds."""
     return told(
         *_headline(history),
         [_failing(history), _gates(history), _open(history), _changed(history), _builds(history)],
@@ -123,7 +123,7 @@ def _open(history: History) -> list[str]:
 
 
 def _changed(history: History) -> list[str | Statement]:
-    """What can be told from noise; in one sentence how much cannot."""
+    """Changes that can be told from noise; in one sentence how many cannot."""
     apart: list[str | Statement] = []
     held, single = 0, 0
     for track in history.tracks:

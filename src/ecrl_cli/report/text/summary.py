@@ -158,8 +158,8 @@ def _headline(comparison: Comparison) -> tuple[str, str]:
 
 
 def broken(comparison: Comparison) -> list[str]:
-    """Of each run that broke a promise (MOST_BROKEN of them): which run, which promise, what the
-    verdict says of it, and the likely cause.
+    """For each run that broke a promise (MOST_BROKEN of them): which run, which promise, the
+    verdict's sentence, and the likely cause.
     """
     invalid = [run for run in comparison.runs if run.verdict.status == INVALID]
     named = []
@@ -388,7 +388,7 @@ def start_up(comparison: Comparison) -> str:
 
 
 def pooled_over(comparison: Comparison) -> str:
-    """That numbers over all suites pool different models or data sets; empty if they do not."""
+    """Note that numbers over all suites pool different models or data sets; else empty."""
     names: dict[str, list[str]] = {"model": [], "dataset": []}
     for run in comparison.counted if comparison.pooled_suites else ():
         for key, found in names.items():

@@ -154,8 +154,8 @@ class Prometheus:
         self._words: dict[str, str] = {}
 
     def _before(self) -> dict[str, float]:
-        """What an earlier session has told of this run, for when the run is judged only now;
-        nothing where the file is another's.
+        """The values that an earlier session exported for this run, for when the run is judged only
+        now; nothing where the file is another's.
         """
         try:
             lines = self._path.read_text(encoding="utf-8").split("\n")

@@ -1,5 +1,5 @@
-"""What the integrity check says of checkpoints that lie as bytes in memory, so that it can be asked
-thousands of times; its verdicts, counted.
+"""The integrity check on checkpoints that lie as bytes in memory, so that it can be asked thousands
+of times; its verdicts, counted.
 """
 
 from __future__ import annotations

@@ -165,8 +165,8 @@ PER_FAULT = 10
 
 
 def _run(setting: StudyContext, trial: Trial) -> dict[str, Any]:
-    """What the mutant lets through, and what another layer than usual rejects. The cases are the
-    same for every mutant.
+    """The damage that the mutant lets through, and the damage that another layer than usual
+    rejects. The cases are the same for every mutant.
     """
     mutant = str(trial.facts["mutant"])
     seen: Counter[str] = Counter()

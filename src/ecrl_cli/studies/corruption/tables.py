@@ -1,4 +1,4 @@
-"""What the corruption study shows: its tables, figure, gates and notes."""
+"""Results of the corruption study: its tables, figure, gates and notes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a forked process runs until it is killed: the product's save code on torch-free images; and
-the points where the kill comes.
+"""Code that a forked process runs until it is killed: the product's save code on torch-free images;
+and the points where the kill comes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def phase(point: str) -> str:
 
 
 def survivor(mode: str, point: str, visited: tuple[str, ...]) -> str:
-    """What recovery must find after a kill at `point`, one of the points `visited` by such a save:
-    "new" once the checkpoint counts, "previous" before. With a rename that is the rename; without,
-    the last byte of the commit record.
+    """The checkpoint that recovery must find after a kill at `point`, one of the points `visited`
+    by such a save: "new" once the checkpoint counts, "previous" before. With a rename that is the
+    rename; without, the last byte of the commit record.
     """
     if point == NONE:
         return "new"

@@ -33,8 +33,8 @@ BACK_TO_BACK = 24  # more saves than a writer finishes before the latest kill
 
 @dataclass(frozen=True)
 class Expected:
-    """What recovery must find for a step: the digests in its manifest and the exact bytes of its
-    files, without records and sidecars.
+    """The checkpoint that recovery must find for a step: the digests in its manifest and the exact
+    bytes of its files, without records and sidecars.
     """
 
     components: Components
@@ -203,8 +203,8 @@ def go_on(run: RunLayout, store: CheckpointStore, found: Found, image: Checkpoin
 
 
 def leak_check(path: Path, image: CheckpointImage) -> str:
-    """What is wrong with the files of a rejected checkpoint, in the published study's words; the
-    first that applies.
+    """The fault in the files of a rejected checkpoint, in the published study's words; the first
+    that applies.
     """
     sizes = {part.name: part.nbytes for part in image.parts} | {
         name: len(data) for name, data in image.documents.items()

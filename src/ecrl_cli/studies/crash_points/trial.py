@@ -164,7 +164,7 @@ class CrashRig:
     def _aftermath(
         self, save: Save, end: dict[str, Any], saved: Sequence[int], *, goes_on: bool
     ) -> dict[str, Any]:
-        """What recovery finds if the steps `saved` may have been saved, and the result of the next
+        """Result of recovery if the steps `saved` may have been saved, and the result of the next
         attempt.
         """
         if end["code"]:

@@ -79,8 +79,8 @@ def serve(answer: Callable[[Any], object], out: TextIO | None = None) -> None:
 
 
 def forked(act: Callable[[], object], seconds: float) -> tuple[Any, str]:
-    """What `act` returns in a forked child, as JSON, and an empty string; or None and `hung` or
-    `died`. The child dies with this process, too.
+    """Runs `act` in a forked child; returns its result, as JSON, and an empty string; or None and
+    `hung` or `died`. The child dies with this process, too.
     """
     back, out = os.pipe()
     parent = os.getpid()

@@ -1,5 +1,5 @@
-"""What a trial may not do: run longer than its deadline, and leave processes or objects in shared
-memory behind.
+"""Limits of a trial: it must not run longer than its deadline, nor leave processes or objects in
+shared memory behind.
 """
 
 from __future__ import annotations

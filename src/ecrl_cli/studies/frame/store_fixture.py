@@ -1,5 +1,5 @@
-"""What the studies of the store share: small checkpoints without torch, what they must hold, forged
-records, special files, and what is left over.
+"""Fixtures that the studies of the store share: small checkpoints without torch, what they must
+hold, forged records, special files, and what is left over.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def recovered_step(store: CheckpointStore) -> int:
 
 
 def litter(names: Iterable[str]) -> list[str]:
-    """Those that are names of stages, trash and temporary files."""
+    """The names that belong to stages, trash and temporary files."""
     return [name for name in names if name.startswith((STAGE_PREFIX, TRASH_PREFIX, TEMPORARY))]
 
 
@@ -188,7 +188,7 @@ def part_digest(name: str, entry: PartEntry, data: bytes) -> str:
 
 
 def part_entry(name: str, data: bytes, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """What a manifest says of the part `name` with these bytes, its `tensors` aside, which are as
+    """A manifest's entry for the part `name` with these bytes, except for `tensors`, which are as
     in the manifest.
     """
     sums, entries = (

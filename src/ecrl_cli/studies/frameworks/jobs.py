@@ -206,7 +206,7 @@ class ForkedJobs:
 
 
 def write_launches(arm: Path, launches: list[dict[str, Any]]) -> None:
-    """What `ecrl audit` writes of an arm that it has run."""
+    """Writes the same record of launches that `ecrl audit` writes of an arm that it has run."""
     (arm / "arm.json").write_text(json.dumps({"launches": launches}), encoding="utf-8")
 
 
@@ -238,7 +238,9 @@ def place_of(reference: Judged, place: str, rank: int) -> Killed | None:
 
 
 def component(verdict: AuditVerdict) -> str:
-    """What the diagnosis of `verdict` blames, in one word; empty if nothing is broken."""
+    """The component that the diagnosis of `verdict` blames, in one word; empty if nothing is
+    broken.
+    """
     found = next(
         (
             finding

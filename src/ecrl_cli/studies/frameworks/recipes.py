@@ -1,5 +1,5 @@
-"""What the study `frameworks` audits: the jobs of examples/jobs as a framework's documentation has
-them written, and what it promises of a resume.
+"""The jobs that the study `frameworks` audits: those of examples/jobs, as a framework's
+documentation has them written, and what it promises of a resume.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the frameworks of others restore: jobs written as their documentation has it, killed in
-several places, audited; and the planted bugs of examples/jobs, each of which the audit must find
+"""Which state the frameworks of others restore: jobs written as their documentation has it, killed
+in several places, audited; and the planted bugs of examples/jobs, each of which the audit must find
 and name.
 
 Ranks are forks of a process that has imported the framework (forked_job.py); everything else is as

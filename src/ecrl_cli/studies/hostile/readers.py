@@ -110,7 +110,7 @@ def _integrity_check(hostile: MaliciousInput, fixture: RunFixture, what: str) ->
 
 
 def _newest(hostile: MaliciousInput, fixture: RunFixture, what: str) -> ReadOutcome:
-    """As the next attempt does: claim the store, then choose a checkpoint."""
+    """Chooses a checkpoint as the next attempt does: after claiming the store."""
     with closing(CheckpointStore(fixture.group.parent, StoreConfig(integrity=GUARD))) as store:
         store.claim(1)
         choice = store.newest_valid()
@@ -216,8 +216,8 @@ _LOOKS: dict[str, Callable[[MaliciousInput, RunFixture, str], ReadOutcome]] = {
 
 
 def measured(hostile: MaliciousInput, fixture: RunFixture) -> dict[str, Any]:
-    """As `read_input`, with its cost to this process: growth of resident memory, bytes and calls of
-    reading (for a program: its peak memory).
+    """Like `read_input`, with its cost to this process: growth of resident memory, bytes and calls
+    of reading (for a program: its peak memory).
     """
     process = psutil.Process()
     resident = process.memory_info().rss

@@ -335,8 +335,8 @@ def _applied(names: Names, operations: Sequence[FsOp]) -> Names:
 
 
 def torn(synced: bytes, seen: bytes) -> list[bytes]:
-    """What may be left of a file that was `seen` by the process with `synced` of it durable; first
-    all, then the least.
+    """The contents that may be left of a file that was `seen` by the process with `synced` of it
+    durable; first all, then the least.
     """
     if synced == seen:
         return [seen]

@@ -1,4 +1,4 @@
-"""What the model arm shows: the matrix, the planted bugs, and the gates."""
+"""Results of the model arm: the matrix, the planted bugs, and the gates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _states(group: Group) -> dict[str, int]:
 
 
 def _second(group: Group) -> dict[str, int | None]:
-    """What recovery finds after another loss during recovery, where that was tried."""
+    """Results of recovery after another loss during recovery, where that was tried."""
     tried = [
         Counter(record.found["second"]["outcomes"]) for record in group if "second" in record.found
     ]
@@ -206,7 +206,7 @@ def _never(ours: Sequence[Record]) -> Iterator[Gate]:
 
 
 def _kept(ours: Sequence[Record], modes: Sequence[str]) -> Iterator[Gate]:
-    """What each mode promises to keep."""
+    """The promise of each mode: what it keeps."""
     process = _of(ours, model="P")
     lost = _count(process, LOST)
     message = f"{lost} states lose something when only the process dies"

@@ -255,7 +255,7 @@ class JudgedCheckpoint:
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What was saved: the files by name, as numbers of the forest, and the digests."""
+    """A saved checkpoint: the files by name, as numbers of the forest, and the digests."""
 
     files: dict[str, int]
     components: Components

@@ -232,8 +232,8 @@ class ModelTrial:
                     yield calls, outcome(self.judge.recovered(after), acked, begun), after
 
     def _sight(self, state: int) -> object:
-        """What recovery's calls depend on: each checkpoint's verdict, and the names of everything
-        else.
+        """The facts that recovery's calls depend on: each checkpoint's verdict, and the names of
+        everything else.
         """
         root = self.forest.child(state, ROOT.name)
         if root is None:
@@ -274,8 +274,8 @@ def newest(noted: list[tuple[int, int]], calls: int) -> int:
 
 
 def recovered_from(run: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What the store's recovery with the real integrity check chooses in a real folder, and what it
-    rejects.
+    """The checkpoint that the store's recovery with the real integrity check chooses in a real
+    folder, and those that it rejects.
     """
     fs, config = PosixFs(), IntegrityConfig(run_id=RUN_ID)
     choice = newest_valid(fs, run / ROOT.name, lambda path: verify_checkpoint(path, config, fs))

@@ -65,7 +65,7 @@ class RealArms:
         return self._looked.missing(arm)
 
     def skips(self) -> Sequence[Skip]:
-        """What the arms that can run leave out: file systems, and subjects whose package is not
+        """File systems that the arms that can run leave out, and subjects whose package is not
         installed.
         """
         absent = [
@@ -110,8 +110,8 @@ class RealArms:
 
     @cached_property
     def _looked(self) -> _Machine:
-        """What this machine supports. The rig used to probe is closed: trials may run in other
-        processes.
+        """The capabilities of this machine. The rig used to probe is closed: trials may run in
+        other processes.
         """
         try:
             return _look(self._study.arms, self._started)

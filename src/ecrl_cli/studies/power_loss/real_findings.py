@@ -1,4 +1,4 @@
-"""What the real arms show: tables, a figure, notes and gates; against the model, too, which must
+"""Results of the real arms: tables, a figure, notes and gates; against the model, too, which must
 allow every outcome of a real file system.
 """
 

@@ -184,7 +184,7 @@ class Saver:
 
 
 def recover(who: Who, folder: Path, *, go_on: bool = True) -> Answer:
-    """What a fresh process recovers from `folder`; see `Subject.recover`."""
+    """The checkpoint that a fresh process recovers from `folder`; see `Subject.recover`."""
 
     def answer() -> object:
         try:

@@ -82,7 +82,7 @@ class WorkloadRun:
         self.store.update_pointers_and_retire(*self.save(step, attempt))
 
     def recover(self, attempt: int) -> None:
-        """What a supervisor does before it starts an attempt."""
+        """Recovers as a supervisor does before it starts an attempt."""
         self.store.claim(attempt)
         for rejected in self.store.newest_valid().rejected:
             self.store.quarantine(RUN / rejected.path)

@@ -186,7 +186,7 @@ class Machine:
         )
 
     def _names(self) -> list[str]:
-        """What can be damaged, with the newest listed twice."""
+        """The names of files that can be damaged, with the newest listed twice."""
         try:
             names = [
                 name

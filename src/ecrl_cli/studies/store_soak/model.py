@@ -75,8 +75,8 @@ class Model:
             self.acked.clear()
 
     def required(self, visible: Collection[int] = ()) -> dict[int, Content]:
-        """What must be found intact, by step: retention keeps at least the newest KEEP it considers
-        intact, damaged ones included.
+        """The checkpoints that must be found intact, by step: retention keeps at least the newest
+        KEEP it considers intact, damaged ones included.
         """
         newest = sorted({*self.acked, *self.damaged, *visible}, reverse=True)[:KEEP]
         return {
@@ -86,8 +86,8 @@ class Model:
         }
 
     def violation(self, visible: Mapping[int, Content], named: Collection[int]) -> str:
-        """Of the steps `named` on the disk, `visible` are intact; returns what is wrong with that,
-        or an empty string. Steps rightly gone are no longer required.
+        """Returns what is wrong if, of the steps `named` on the disk, `visible` are intact; empty
+        if nothing is. Steps rightly gone are no longer required.
         """
         for step, content in visible.items():
             if not self.may_be(content):

@@ -104,7 +104,7 @@ def unrivalled(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def encoded(ops: Sequence[Op]) -> list[dict[str, Any]]:
-    """As JSON, without default values."""
+    """The operation as JSON, without default values."""
     plain = Op("")
     return [
         {key: value for key, value in asdict(op).items() if value != getattr(plain, key)}

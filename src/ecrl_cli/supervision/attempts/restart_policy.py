@@ -65,7 +65,8 @@ def decide(
     trouble: RankError | None,
     planned: frozenset[int] = frozenset(),
 ) -> Decision:
-    """What follows the last of `attempts`, which are those that `charged_attempts` returns.
+    """Decides how the run continues after the last of `attempts`, which are those that
+    `charged_attempts` returns.
 
     `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts
     in which a planned failure was injected.
@@ -99,8 +100,8 @@ def decide(
 
 
 def _from_outside(row: tuple[Attempt, ...], planned: frozenset[int]) -> str:
-    """That none of these attempts ended by itself, where a signal ended each that only somebody
-    else sends and no planned failure did; else empty.
+    """Note that none of these attempts ended by itself: a signal ended each that only somebody else
+    sends and that no planned failure sent; else empty.
     """
     if any(
         attempt.signal not in OUTSIDE or attempt.outcome == "hung" or attempt.attempt in planned

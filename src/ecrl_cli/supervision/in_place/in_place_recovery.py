@@ -179,7 +179,7 @@ class RestartAll:
         """Return once every process of the run that the next attempt may use is among `pids`."""
 
     def describe(self, death: str, world_size: int) -> str:
-        """What happened and which ranks continue, as a short text."""
+        """A short text about what happened and which ranks continue."""
         return death
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ def steps_of(
 
 
 def describe(death: str, world_size: int, regroup: RegroupPlan) -> str:
-    """What happened and which ranks continue, as a short text."""
+    """A short text about what happened and which ranks continue."""
     if not regroup:
         return f"{death}; all begin anew: {regroup.because}" if regroup.because else death
     if not regroup.memory:

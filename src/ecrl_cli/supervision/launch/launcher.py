@@ -28,7 +28,7 @@ GONE_WITHIN_S = 5.0
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What to launch for one attempt.
+    """Specification of the launch of one attempt.
 
     `layout.root` is absolute. `port` 0: any free one. `preload`: modules that the ranks will import
     (zygote). `nodes`: the nodes that share the ranks equally, the supervisor's own first; empty:

@@ -92,8 +92,8 @@ def allocated() -> tuple[str, ...]:
 
 
 def answering(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Those of `nodes` on which srun can start a process. All are tried at once; srun gives up on a
-    dead one after about ten seconds.
+    """The subset of `nodes` on which srun can start a process. All are tried at once; srun gives up
+    on a dead one after about ten seconds.
     """
     probes = {node: _ask(node) for node in nodes}
     fds = {node: os.pidfd_open(process.pid) for node, process in probes.items()}

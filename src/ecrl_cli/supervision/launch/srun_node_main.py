@@ -1,5 +1,5 @@
-"""What srun starts once on each node of a multi-node run: a torchrun agent, with all its processes
-killed when the supervisor has gone.
+"""The program that srun starts once on each node of a multi-node run: a torchrun agent, with all
+its processes killed when the supervisor has gone.
 
 `python -m ecrl_cli.supervision.launch.srun_node_main RDZV_ID RANKS MODULES ARGUMENTS...`.
 Parent-death signals do not work across machines. Standard input does: the supervisor holds the

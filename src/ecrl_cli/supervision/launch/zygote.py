@@ -110,7 +110,7 @@ class ZygoteProcess:
         return processes.ended(self.pidfd)
 
     def said(self) -> bytes:
-        """What it printed: the reason if it could not start."""
+        """The zygote's output: the reason if it could not start."""
         return os.pread(self._output, MESSAGE_BYTES, 0)
 
     def kill(self) -> None:

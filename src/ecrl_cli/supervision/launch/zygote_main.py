@@ -41,8 +41,8 @@ def main(argv: list[str]) -> None:
 
 
 class ZygoteHandles:
-    """What a forked rank gets from the zygote: its socket, which the rank closes, the supervisor's
-    pid and the store's port.
+    """Handles that a forked rank gets from the zygote: its socket, which the rank closes, the
+    supervisor's pid and the store's port.
     """
 
     def __init__(self, line: socket.socket, supervisor: int, port: int) -> None:

@@ -157,9 +157,9 @@ def steps_done(beat: Heartbeat) -> int:
 
 @dataclass(frozen=True)
 class HangDiagnosis:
-    """What is known of a hang. `beats`: by rank, as far as visible. `states`: by rank that has sent
-    Hello, the state letter of /proc/PID/stat.
-    `launcher`: that of the process between the supervisor and the ranks.
+    """Facts about a hang. `beats`: by rank, as far as visible. `states`: by rank that has sent
+    Hello, the state letter of /proc/PID/stat. `launcher`: that of the process between the
+    supervisor and the ranks.
     """
 
     waited_s: float
@@ -169,9 +169,9 @@ class HangDiagnosis:
     launcher: str = ""
 
     def hang(self) -> Hang:
-        """Who is to blame: ranks that have gone (with exit code 0, else the death would have been
-        noticed) or are stopped; else a stopped launcher; else the ranks that are behind the others;
-        else none.
+        """The ranks to blame: those that have gone (with exit code 0, else the death would have
+        been noticed) or are stopped; else a stopped launcher; else the ranks that are behind the
+        others; else none.
         """
         gone = tuple(rank for rank in sorted(self.beats) if self.states.get(rank, "S") in ("", "Z"))
         if gone:

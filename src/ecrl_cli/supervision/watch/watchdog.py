@@ -55,7 +55,7 @@ class Sidecar(Protocol):
 
 @dataclass(frozen=True)
 class WatchdogContext:
-    """What the watchdog needs to know about an attempt.
+    """Facts about an attempt that the watchdog needs.
 
     `saves`: whether it takes checkpoints. `tell`: prints one line for the user.
     `wall_clock_faults`: planned failures at a wall-clock time.
@@ -242,7 +242,7 @@ class RankProbe:
         return False
 
     def facts(self) -> str:
-        """What the kernel reports about the process, as lines: state, wchan, syscall."""
+        """The kernel's report about the process, as lines: state, wchan, syscall."""
         lines = [f"rank {self.rank}, process {self.pid}, state {self.state or 'gone'}"]
         for name in ("wchan", "syscall"):
             with contextlib.suppress(OSError):
