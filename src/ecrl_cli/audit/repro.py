@@ -1,4 +1,4 @@
-"""What somebody else needs to see a broken promise again: `ecrl audit DIR --repro`.
+"""The files with which somebody else sees a broken promise again: `ecrl audit DIR --repro`.
 
 For each arm with a broken promise, `DIR/repro/ARM/` gets `again.sh` (runs that arm three times and
 counts), `difference.json` (where the two recordings first differ) and `issue.md` (a draft of the

@@ -1,4 +1,4 @@
-"""What a replication of published work adds to a report: tables, figures and files."""
+"""Additions of a replication of published work to a report: tables, figures and files."""
 
 from __future__ import annotations
 
