@@ -1,6 +1,4 @@
-"""Promises 5 and 6, and the checkpoint account: no bad checkpoint was loaded, no acknowledged one
-was lost, each ended once.
-"""
+"""Promises on checkpoints: no bad one was loaded, no acknowledged one was lost, each ended once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise 1: in the committed sequence every sample occurs exactly once per epoch or is recorded as
+"""In the committed sequence every sample occurs exactly once per epoch or is recorded as
 lost, counted from the ranks' logs.
 """
 

@@ -1,4 +1,4 @@
-"""Promise 2: a sample yields the same input whenever it is computed: in any attempt, with any world
+"""A sample yields the same input whenever it is computed: in any attempt, with any world
 size, and in the reference.
 """
 

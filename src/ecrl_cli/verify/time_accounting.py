@@ -1,4 +1,4 @@
-"""Promise 4: every second of wall time is in exactly one category."""
+"""Every second of wall time is in exactly one category."""
 
 from __future__ import annotations
 

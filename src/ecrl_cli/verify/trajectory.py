@@ -1,4 +1,4 @@
-"""Promise 3: a run with faults follows the trajectory of the undisturbed run, bit for bit."""
+"""A run with faults follows the trajectory of the undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
