@@ -528,8 +528,8 @@ TRIED_AGAIN: list[BaseException] = [
     TimeoutError("late"),
     torch.distributed.DistNetworkError("refused"),
     RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] closed"),
-    *(OSError(number, "no") for number in catalog.PASSING),
-    *(StorageError.of("open", "it", OSError(number, "no")) for number in catalog.PASSING),
+    *(OSError(number, "no") for number in catalog.TRANSIENT_ERRNOS),
+    *(StorageError.of("open", "it", OSError(number, "no")) for number in catalog.TRANSIENT_ERRNOS),
 ]
 TRIED_AGAIN += [
     CheckpointException(

@@ -20,7 +20,7 @@ from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.report.build import report
 from ecrl_cli.report.model.axes import axes_of
 from ecrl_cli.report.model.comparison import Comparison, compare
-from ecrl_cli.report.model.contrast import AGAIN
+from ecrl_cli.report.model.contrast import REPEATED_REFERENCE
 from ecrl_cli.report.model.effects import LEAST_QUADRUPLES, effects, interactions
 from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.references import read_references
@@ -290,7 +290,7 @@ def test_the_noise_floor_stands_beside_an_effect(tmp_path: Path) -> None:
     whole = found["write mode"].whole
     assert whole.pair.n == 9 and whole.effect == pytest.approx(0.2)
     assert whole.floor is not None and (whole.floor.source, whole.against_floor) == (
-        AGAIN,
+        REPEATED_REFERENCE,
         "above the floor",
     )
     assert {part.contrast.scope for part in found["write mode"].slices} == {

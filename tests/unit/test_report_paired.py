@@ -19,9 +19,9 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.figures.runs import draw_effects
 from ecrl_cli.report.model.comparison import ALL, Comparison, compare
 from ecrl_cli.report.model.contrast import (
-    AGAIN,
+    EQUAL_RUNS,
     NO_FLOOR,
-    SAME,
+    REPEATED_REFERENCE,
     Contrast,
     NoiseFloor,
     by_scope,
@@ -144,7 +144,7 @@ def test_an_arm_is_compared_with_the_base_of_its_own_settings(tmp_path: Path) ->
 def test_the_floor_is_what_the_repeated_reference_differs_by(tmp_path: Path) -> None:
     shown = full_sweep(tmp_path, suites=("one",))
     floor = noise_floor(shown, "wall_s")
-    assert floor is not None and (floor.source, floor.pairs) == (AGAIN, 3)
+    assert floor is not None and (floor.source, floor.pairs) == (REPEATED_REFERENCE, 3)
     assert floor.largest == pytest.approx(1 / 0.99 - 1) and floor.relative.mean == pytest.approx(
         -0.005 / 3
     )
@@ -163,11 +163,14 @@ def test_without_a_repeated_reference_equal_runs_of_different_suites_are_the_flo
     """
     shown = full_sweep(tmp_path, names=("ref", "blk"))
     floor = noise_floor(shown, "wall_s")
-    assert floor is not None and (floor.source, floor.pairs) == (SAME, 6)
+    assert floor is not None and (floor.source, floor.pairs) == (EQUAL_RUNS, 6)
     assert floor.largest == pytest.approx(1.0), "the second suite took twice as long"
     both = floors(full_sweep(tmp_path / "with", names=("ref", "ref2")), "wall_s")
-    assert [found.source for found in both] == [AGAIN, SAME]
-    assert {row["source"] for row in noise_rows(compared(tmp_path / "with"))} == {AGAIN, SAME}
+    assert [found.source for found in both] == [REPEATED_REFERENCE, EQUAL_RUNS]
+    assert {row["source"] for row in noise_rows(compared(tmp_path / "with"))} == {
+        REPEATED_REFERENCE,
+        EQUAL_RUNS,
+    }
     assert (
         noise_floor(full_sweep(tmp_path / "alone", suites=("one",), names=("ref", "blk")), "wall_s")
         is None
@@ -237,7 +240,7 @@ def test_suites_are_pooled_only_on_one_machine_and_of_one_source(
         len(brief(shown)) > 0
         and any(table.title.startswith(ALL) for table in brief(shown)) is pooled
     )
-    assert {floor.source for floor in floors(shown, "wall_s")} == {AGAIN}, (
+    assert {floor.source for floor in floors(shown, "wall_s")} == {REPEATED_REFERENCE}, (
         "the same run elsewhere is no equal run"
     )
 
@@ -328,7 +331,11 @@ def test_an_effect_is_above_the_floor_only_with_its_whole_interval(
     ratios: tuple[float, ...], largest: float | None, above: bool | None, claimed: bool, words: str
 ) -> None:
     # of one pair: the difference itself
-    floor = None if largest is None else NoiseFloor(AGAIN, 1, summary([largest]), largest, 1, 0)
+    floor = (
+        None
+        if largest is None
+        else NoiseFloor(REPEATED_REFERENCE, 1, summary([largest]), largest, 1, 0)
+    )
     pair = paired([1 + ratio for ratio in ratios], [1.0] * len(ratios))
     found = Contrast("ovl", "blk", "goodput", pair, floor)
     assert (found.above_floor, found.distinguishable, found.against_floor) == (
@@ -342,10 +349,13 @@ def test_the_floor_of_a_mean_does_not_grow_with_the_pairs_that_are_looked_at() -
     """t(n - 1) * sd * sqrt(1/pairs + 1/n) beside the mean; worked out by hand for 1%, 3%: mean 2%,
     sd 1.4142%, t(1) 12.7062.
     """
-    seen = NoiseFloor(AGAIN, 2, summary([0.01, 0.03]), 0.03, 2, 0)
+    seen = NoiseFloor(REPEATED_REFERENCE, 2, summary([0.01, 0.03]), 0.03, 2, 0)
     assert seen.of_mean(2) == pytest.approx(0.02 + 12.7062047 * 0.014142136)
     noise = [0.02 * (-1) ** number for number in range(48)]
-    few, many = (NoiseFloor(AGAIN, n, summary([*noise[: n - 1], 0.2]), 0.2, n, 0) for n in (12, 48))
+    few, many = (
+        NoiseFloor(REPEATED_REFERENCE, n, summary([*noise[: n - 1], 0.2]), 0.2, n, 0)
+        for n in (12, 48)
+    )
     assert many.of_mean(24) < few.of_mean(24) < 0.1 < few.largest == many.largest
     assert many.of_mean(3) > many.of_mean(24), "a mean of few pairs may lie further off"
 

@@ -18,7 +18,9 @@ from ecrl_cli.verify.verification_input import Case, checkpoint_events
 NOT_ACKNOWLEDGED = "is not the checkpoint that was acknowledged"
 # Rejections for a transient file-system error, or for what only the run's own user and key can
 # check, cannot be repeated.
-_PASSING = re.compile(r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory")
+_NOT_REPEATABLE = re.compile(
+    r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory"
+)
 
 
 def check_choices(case: Case, notes: FindingBuilder) -> int:
@@ -40,25 +42,26 @@ def check_choices(case: Case, notes: FindingBuilder) -> int:
     return resumed
 
 
-def _check_fresh(a: Attempt, found: Live, left: Live, notes: FindingBuilder) -> None:
+def _check_fresh(a: Attempt, available: Live, not_rejected: Live, notes: FindingBuilder) -> None:
     """An attempt without a checkpoint began from scratch or from memory, with no newer committed
     checkpoint left.
     """
     if a.memory:
-        if max(left, default=0) > a.resumed_from_step:
+        if max(not_rejected, default=0) > a.resumed_from_step:
             went = f"attempt {a.attempt} went on from memory after step {a.resumed_from_step}"
             notes.broken(
-                f"{went} although step {max(left)} was committed and is on no record as refused"
+                f"{went} although step {max(not_rejected)} was committed and is on no record as"
+                " refused"
             )
-    elif left:
+    elif not_rejected:
         notes.broken(
-            f"attempt {a.attempt} began anew although step {max(left)} was committed and is on no"
-            " record as refused"
+            f"attempt {a.attempt} began anew although step {max(not_rejected)} was committed and is"
+            " on no record as refused"
         )
-    elif found:
+    elif available:
         notes.broken(
-            f"attempt {a.attempt} began anew and refused all {plural(len(found), 'checkpoint')}: a"
-            " run that has none left ends instead"
+            f"attempt {a.attempt} began anew and refused all"
+            f" {plural(len(available), 'checkpoint')}: a run that has none left ends instead"
         )
 
 
@@ -223,7 +226,7 @@ def _check_sound(
                 f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}:"
                 f" {rejected.reason}), and {path} passes the integrity check"
             )
-            (notes.missing if _PASSING.search(rejected.reason) else notes.broken)(text)
+            (notes.missing if _NOT_REPEATABLE.search(rejected.reason) else notes.broken)(text)
 
 
 def _check_quarantined(case: Case, notes: FindingBuilder) -> None:

@@ -151,7 +151,7 @@ def _look(
             )
         )
     for report in reports:
-        if report.unread is not None and report.unread.errno in catalog.PASSING:
+        if report.unread is not None and report.unread.errno in catalog.TRANSIENT_ERRNOS:
             raise report.unread
     diagnoses = [
         None if report.ok else diagnose(report.path, config.integrity, fs) for report in reports

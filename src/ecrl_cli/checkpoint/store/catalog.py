@@ -19,7 +19,7 @@ from ecrl_cli.storage.writing import TEMPORARY
 
 _STALE = (errno.ENOENT, errno.ESTALE)
 # errors of this process, not of a checkpoint
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _LATE = tuple(errno.errorcode[number] for number in _STALE)  # how a StorageError's text begins
 # most searches of a changing folder; most rejected names that are checked again
 _LOOKS, _LATE_NAMES = 8, 16
@@ -113,7 +113,7 @@ def _first_valid(
         report = examine(entry.path)
         if report.ok:
             return ResumeChoice(report, tuple(rejected))
-        if report.unread is not None and report.unread.errno in PASSING:
+        if report.unread is not None and report.unread.errno in TRANSIENT_ERRNOS:
             raise report.unread
         rejected.append(
             Rejected(entry.path.relative_to(root.parent).as_posix(), report.layer, report.reason)

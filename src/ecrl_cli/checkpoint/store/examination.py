@@ -38,11 +38,15 @@ class Examination:
         records speak against it.
         """
         if path.stem not in self.one_pass:
-            return self._loadable(self._recognized(self.store.verify(path)))
+            return self._reject_if_unloadable(
+                self._reject_if_not_acknowledged(self.store.verify(path))
+            )
         begun = self.ahead.take(path) if self.ahead else None
-        return self._loadable(self._recognized(begun or self.store.examine_once(path)))
+        return self._reject_if_unloadable(
+            self._reject_if_not_acknowledged(begun or self.store.examine_once(path))
+        )
 
-    def _recognized(self, report: IntegrityReport) -> IntegrityReport:
+    def _reject_if_not_acknowledged(self, report: IntegrityReport) -> IntegrityReport:
         """`report`, rejected if it is valid but not the checkpoint that was acknowledged at its
         step: another one was put in its place.
         """
@@ -57,7 +61,7 @@ class Examination:
             report, ok=False, layer="commit", reason="is not the checkpoint that was acknowledged"
         )
 
-    def _loadable(self, report: IntegrityReport) -> IntegrityReport:
+    def _reject_if_unloadable(self, report: IntegrityReport) -> IntegrityReport:
         """`report`, rejected if the checkpointer that wrote it could not load it."""
         reason = self.unloadable.get(report.commit_sha256 or "")
         return (

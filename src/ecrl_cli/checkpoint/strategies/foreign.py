@@ -26,7 +26,7 @@ from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import STEP_METADATA, TRASH_PREFIX, step_name
 from ecrl_cli.checkpoint.format.train_document import NOWHERE, TrainPosition
 from ecrl_cli.checkpoint.store import catalog
-from ecrl_cli.checkpoint.store.catalog import PASSING, entry_of
+from ecrl_cli.checkpoint.store.catalog import TRANSIENT_ERRNOS, entry_of
 from ecrl_cli.checkpoint.store.checkpoint_log import SaveTimes
 from ecrl_cli.checkpoint.store.step_metadata import (
     StepMetadata,
@@ -346,7 +346,7 @@ def _passing(error: BaseException) -> bool:
     if isinstance(error, CheckpointException):
         return any(_passing(of_rank) for of_rank, _ in error.failures.values())
     if isinstance(error, OSError | StorageError):
-        return isinstance(error, ConnectionError | TimeoutError) or error.errno in PASSING
+        return isinstance(error, ConnectionError | TimeoutError) or error.errno in TRANSIENT_ERRNOS
     # gloo names its source file
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "/gloo/" in str(error)

@@ -17,7 +17,7 @@ from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.run_record import Metrics, Run
 from ecrl_cli.report.model.suite_gates import environment_changes
 
-AGAIN, SAME = "ref2 against ref", "equal runs of different suites"
+REPEATED_REFERENCE, EQUAL_RUNS = "ref2 against ref", "equal runs of different suites"
 NO_FLOOR = "no A/A arm: add variant=...,ref2"
 ARM_PAIRS = (
     ("ovl", "blk"),
@@ -34,8 +34,8 @@ _DIGESTS = ("parameters_digest", "buffers_digest", "optimizer_digest")
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Differences between runs of the same configuration. `source`: AGAIN, or without such an arm
-    SAME (further apart in time).
+    """Differences between runs of the same configuration. `source`: REPEATED_REFERENCE, or
+    without such an arm EQUAL_RUNS (further apart in time).
 
     `relative`: of a / b - 1 over the `pairs`; `largest`: of the larger over the smaller - 1.
     `alike`, `differing`: how many pairs ended in bit-identical states, and how many did not.
@@ -335,7 +335,7 @@ def noise_floor(
 def floors(
     comparison: Comparison, measure: str, suites: Sequence[str] | None = None
 ) -> list[NoiseFloor]:
-    """Every floor of `measure`, by source: AGAIN first, then SAME."""
+    """Every floor of `measure`, by source: REPEATED_REFERENCE first, then EQUAL_RUNS."""
     found = [
         _floor(source, repeated, measure)
         for source, repeated in _repeated(comparison, suites).items()
@@ -381,7 +381,7 @@ def _repeated_in(comparison: Comparison, wanted: Sequence[str]) -> dict[str, lis
         if a.suite != b.suite and {a.suite, b.suite} & set(wanted)
     ]
     same = [(b, a) for a, b in twice if not environment_changes(a, b)]
-    return {AGAIN: again, SAME: same}
+    return {REPEATED_REFERENCE: again, EQUAL_RUNS: same}
 
 
 def _floor(source: str, found: Sequence[tuple[Run, Run]], measure: str) -> NoiseFloor | None:

@@ -26,8 +26,8 @@ from ecrl_cli.report.formats import (
 )
 from ecrl_cli.report.model.comparison import ALL, Comparison
 from ecrl_cli.report.model.contrast import (
-    AGAIN,
     NO_FLOOR,
+    REPEATED_REFERENCE,
     Contrast,
     compared_arms,
     contrast,
@@ -457,7 +457,9 @@ def noise(comparison: Comparison) -> Statement | None:
         return Statement(missing) if repeated(comparison) else None
     ranges = [
         NOISE.format(
-            who="ref2 and ref" if floor.source == AGAIN else "equal runs of different suites",
+            who="ref2 and ref"
+            if floor.source == REPEATED_REFERENCE
+            else "equal runs of different suites",
             largest=share(floor.largest),
             pairs=plural(floor.pairs, "pair"),
             alike=floor.alike,

@@ -36,7 +36,7 @@ CALLS = 400  # an operation with a call of this number counts as endless
 # if these, or the rename into the trash, fail, space cannot be freed
 _UNDOING = ("unlink", "rmdir", "list")
 # errors that say nothing about the file and so do not rule it out
-_PASSING = ("EINTR", "EMFILE", "ENOMEM")
+_TRANSIENT = ("EINTR", "EMFILE", "ENOMEM")
 
 Seen = dict[object, list[str]]
 # Wraps the failing disk below the store: a planted bug.
@@ -184,7 +184,7 @@ def _said(after: After) -> Iterator[str]:
         )
         if hit is not None:
             yield f"acknowledged after a failed {hit.call} of {hit.path.name}"
-    if after.stepped_back and after.fault.kind in _PASSING:
+    if after.stepped_back and after.fault.kind in _TRANSIENT:
         yield (
             f"lost_ack: {after.fault.kind} makes recovery pass over step {after.acknowledged} and"
             f" give {after.gave}"

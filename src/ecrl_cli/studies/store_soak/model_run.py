@@ -26,7 +26,10 @@ from ecrl_cli.studies.store_soak.crash_machine import ROOT, Dead, Machine, Savin
 from ecrl_cli.studies.store_soak.model import Content, Model
 from ecrl_cli.studies.store_soak.operations import JumpingClock, Op
 
-_PASSING = ("EMFILE", "ENOMEM")  # errors that say nothing about the file and so do not rule it out
+_TRANSIENT = (
+    "EMFILE",
+    "ENOMEM",
+)  # errors that say nothing about the file and so do not rule it out
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class StoreRun:
     def _recovered(self, choice: ResumeChoice, new: SavingProcess, op: Op) -> int:
         """Compare recovery's choice with the reference model; returns the step."""
         found = self._content(choice)
-        excused = bool(new.fs.faulty.injected) and op.trouble not in _PASSING
+        excused = bool(new.fs.faulty.injected) and op.trouble not in _TRANSIENT
         refused = (
             {entry_of(Path(each.path)).global_step for each in choice.rejected}
             if excused
