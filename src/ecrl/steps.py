@@ -219,7 +219,7 @@ class StepRecorder:
             else {}
         )
         changed = {name: parts for name, parts in state.items() if self.told.get(name) != parts}
-        before: Dict[str, Any] = {"settings_of": self.optimizers.settings(), **digests.generators()}
+        before: Dict[str, Any] = {"settings_of": self.settings_in(state), **digests.generators()}
         if state:
             before["objects"] = changed
         taken_back = self.taken_back(state)
@@ -250,10 +250,18 @@ class StepRecorder:
         self.earlier[now] = self.steps
         return undone
 
+    def settings_in(self, state: State) -> Dict[str, str]:
+        """By optimizer, the settings at the instant of `state`, which holds them unless nothing was
+        digested.
+        """
+        if state:
+            return {name: parts["settings"] for name, parts in state.items()}
+        return self.optimizers.settings()
+
     def start(self) -> None:
         """The state before the first step, and which step that is, if an earlier attempt had it."""
         self.find_models()
-        state, settings = self.before_state, self.optimizers.settings()
+        state, settings = self.before_state, self.settings_in(self.before_state)
         resumed = self.faults.resumed_after(state)
         self.recording.write(
             "start",
@@ -300,7 +308,7 @@ class StepRecorder:
             fields.update(self.state_digests({id(optimizer) for optimizer in self.stepped}))
         else:
             self.last_state = {}
-        settings = self.optimizers.settings()
+        settings = self.settings_in(self.last_state)
         now = time.monotonic()
         self.recording.write(
             "step",
