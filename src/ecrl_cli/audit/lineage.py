@@ -145,6 +145,7 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
     aside: list[Saved] = []
+    enough: list[frozenset[str]] = []  # kinds of files that an attempt went on from the newest by
     saves_at_all = undisturbed is not None and any(
         save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside)
     )
@@ -152,7 +153,7 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
         begun = (
-            _resumed((number, processes), loaded, moments, saves)
+            _resumed((number, processes), loaded, moments, (saves, enough))
             if offsets
             else Resumed(number, 0, "first", (), None)
         )
@@ -163,6 +164,8 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
         )
         if offsets:
             resumed.append(begun)
+        if begun.proof == "content" and begun.after and begun.after == begun.newest_saved:
+            enough.append(_kinds_of(loaded, saves))
         offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), offset)
         for process in processes:
@@ -301,11 +304,13 @@ def _resumed(
     made: tuple[int, list[Process]],
     loaded: tuple[str, ...],
     moments: list[Moment],
-    saves: list[Saved],
+    saved: tuple[list[Saved], list[frozenset[str]]],
 ) -> Resumed:
-    """How the attempt `made` (number, processes) began, which read the files `loaded`."""
+    """How the attempt `made` (number, processes) began, which read the files `loaded`. `saved`: as
+    `_newest` takes it.
+    """
     attempt, processes = made
-    newest = _newest(saves, loaded)
+    newest = _newest(*saved, loaded)
     began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [
         process.steps[0].number - 1
@@ -327,14 +332,28 @@ def _resumed(
     return base
 
 
-def _newest(saves: list[Saved], loaded: tuple[str, ...]) -> int | None:
+def _newest(
+    saves: list[Saved], enough: list[frozenset[str]], loaded: tuple[str, ...]
+) -> int | None:
     """The step of the newest finished checkpoint, of those that hold all kinds of files that were
     read: a file that the job writes more often, or beside its checkpoints (the best model), is
-    none.
+    none. Of the kinds that were `enough` for an earlier attempt, any further one is beside the
+    checkpoint (an earlier phase's).
     """
-    kinds = frozenset(family(path) for path in loaded) & frozenset(
+    kinds = _kinds_of(loaded, saves)
+    newest = _last_with(kinds, saves)
+    others = [_last_with(few, saves) or 0 for few in enough if few and few < kinds]
+    return max(newest or 0, min(others)) if others else newest
+
+
+def _kinds_of(loaded: tuple[str, ...], saves: list[Saved]) -> frozenset[str]:
+    """The kinds of the files `loaded` that are parts of `saves`."""
+    return frozenset(family(path) for path in loaded) & frozenset(
         kind for save in saves for kind in save.families
     )
+
+
+def _last_with(kinds: frozenset[str], saves: list[Saved]) -> int | None:
     return max((save.step for save in saves if save.families >= kinds), default=None)
 
 

@@ -209,6 +209,13 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> Finding:
         process.steps for number, made in judged.arm.attempts.items() if number for process in made
     ):
         return Finding(promise, NOT_CHECKED, "no attempt did a step after the first failure", arm)
+    lost = [begun for begun in judged.path.resumed if begun.after is None and begun.newest_saved]
+    if lost:
+        said = (
+            f"where attempt {lost[0].attempt} went on is not on record (a checkpoint of step"
+            f" {lost[0].newest_saved} had been finished)"
+        )
+        return Finding(promise, NOT_CHECKED, said, arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)
     said = (

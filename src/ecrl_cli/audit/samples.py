@@ -268,11 +268,14 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         before = judged.path.steps[earlier].get(rank)
         if before is not None and before[1].samples == step.samples:
             said = f"step {number} repeats the samples of step {earlier} {place}"
-            if number == begun and {number, earlier} <= _epoch_starts(reference):
+            starts = _epoch_starts(reference)
+            if number == begun and {number, earlier} <= starts:
                 return (
                     f"{said}: the order of an earlier epoch came again, its shuffle was not"
                     " restored"
                 )
+            if number == begun and earlier == max(start for start in starts if start <= number):
+                return f"{said}: {MEANING['samples']}, the epoch began anew"
             return f"{said}: {MEANING['samples']}"
     if is_shuffled(judged.path, reference.path, number, rank, until):
         return (

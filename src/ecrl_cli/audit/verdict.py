@@ -296,7 +296,9 @@ def _verdict(
             if resized
             else []
         )
-        status, diagnosis = "valid", " and ".join(parts)
+        missed = sum(len(progress.not_reached(judged.arm)) for judged in arms)
+        further = f" ({progress.say_missed(missed)})" if missed else ""
+        status, diagnosis = "valid", " and ".join(parts) + further
     return AuditVerdict(
         status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references)
     )
