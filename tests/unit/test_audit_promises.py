@@ -23,6 +23,7 @@ from ecrl_cli.cli.audit import audit
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from tests.unit.audit_recordings import (
     LAST,
+    Change,
     attempt_lines,
     change,
     healthy,
@@ -283,6 +284,28 @@ def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path,
         ),
     )
     assert said in judged(recorded).diagnosis
+
+
+def test_another_optimizer_on_the_same_parameters_is_named(tmp_path: Path) -> None:
+    def trained_with(name: str) -> Change:
+        return lambda line: (
+            line | {"objects": {name: {"params": line["params"], "optimizer": name}}}
+            if line["type"] in ("start", "step")
+            else line
+        )
+
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+    change(tmp_path, 0, trained_with("SGD[4]ab"))
+    change(tmp_path, 1, trained_with("Adam[4]ab"))
+    (lost,) = [
+        finding for finding in judged(tmp_path).findings if finding.promise.startswith("restored")
+    ]
+    assert (lost.promise, lost.status, lost.message) == (
+        "restored: optimizer",
+        "broken",
+        "attempt 1 trains the parameters of step 8 with Adam of 4 tensors, and they were trained"
+        " with SGD of 4 tensors: the optimizer is another one",
+    )
 
 
 def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     Finding,
     Judged,
+    in_words,
     named,
     optimizers_apart,
 )
@@ -117,6 +118,8 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Fin
     record.
     """
     arm, promise = judged.arm.name, "restored: parameters"
+    if said := _other_optimizer(begun):
+        return Finding("restored: optimizer", BROKEN, said, arm, begun.newest_saved or 0)
     dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
         range(reference.path.last)
     )
@@ -138,6 +141,28 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Fin
         arm,
         begun.newest_saved or 0,
     )
+
+
+def _other_optimizer(begun: Resumed) -> str:
+    """What is wrong where the attempt trains the parameters of a step on record with an optimizer
+    that nobody trained them with; else nothing.
+    """
+    mine = begun.began[min(begun.began)]
+    held = {
+        (state.params, moment.step, name)
+        for moment in begun.moments
+        for name, state in moment.optimizers.items()
+    }
+    for name, state in mine.items():
+        others = [(step, other) for params, step, other in held if params == state.params != ""]
+        if others and all(other not in mine for _, other in others):
+            step, other = max(others)
+            return (
+                f"attempt {begun.attempt} trains the parameters of step {step} with"
+                f" {in_words(name)}, and they were trained with {in_words(other)}: the optimizer"
+                " is another one"
+            )
+    return ""
 
 
 def _apart(begun: Resumed, rank: int, key: str) -> list[str]:
