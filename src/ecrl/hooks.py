@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from ecrl import file_hooks, seeding
+from ecrl import control, file_hooks, seeding
 from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization, patch_signals
@@ -43,6 +43,7 @@ def patch_optimizer(module: Any) -> None:
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
     told(module.Optimizer, "load_state_dict", "Optimizer.load_state_dict")
+    control.leave_out(module.Optimizer, "optimizer", lambda: None)
 
 
 def patch_backward(torch: Any) -> None:
@@ -222,6 +223,7 @@ def patch_module(module: Any) -> None:
         "Module.load_state_dict",
         lambda self, *args, **kwargs: {"module": type(self).__name__},
     )
+    control.leave_out(module.Module, "parameters", lambda: module._IncompatibleKeys([], []))
 
 
 def patch_stateful_loader(module: Any) -> None:

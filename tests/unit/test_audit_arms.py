@@ -414,6 +414,23 @@ def test_a_job_that_goes_on_from_the_checkpoint_before_has_recovered(tmp_path: P
     )
 
 
+def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_from(
+    tmp_path: Path,
+) -> None:
+    first = process(8, *saved(4), *saved(8)[:2], struck("checkpoint-8/model.bin", "torn", 8))
+    later = struck("checkpoint-12/model.bin", "empty", 4) | {"step": 12}
+    second = process(12, *saved(4), later, first=8, attempt=1)
+    died = {"exit_code": None, "signal": 9, "planned": True}
+    arm = recorded(tmp_path / "inside-save", first, second, launches=[died, died])
+    (finding,) = recoverable(judged_arm(arm))
+    assert (finding.status, finding.message) == (
+        KEPT,
+        "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
+        " checkpoint; of 1 more it is not on record",
+    )
+    assert finding.evidence == ("nothing was started after checkpoint-12/model.bin empty",)
+
+
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
     ((status, said),) = inside(tmp_path / "inside-save", process(LAST, attempt=1), {})
     assert (
