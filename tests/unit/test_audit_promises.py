@@ -286,6 +286,30 @@ def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path,
     assert said in judged(recorded).diagnosis
 
 
+@pytest.mark.parametrize(
+    ("restored", "said"),
+    [
+        (True, "what shuffles them, a generator of its own perhaps, went on from another state"),
+        (False, "the shuffle, or its generator, was not restored"),
+    ],
+)
+def test_another_order_is_no_fault_of_generators_that_came_back(
+    recorded: Path, restored: bool, said: str
+) -> None:
+    def shuffled(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "batch":
+            return line | {"ids": ids(17 - line["n"], 0)}
+        return line | ({} if restored or line["type"] != "start" else {"rng": told("other")})
+
+    change(recorded, 2, shuffled, ranks=(0,))
+    (once,) = [
+        finding for finding in judged(recorded).findings if finding.promise == "exactly once"
+    ]
+    assert once.message == (
+        f"from step 13 to 16 the due samples came in another order (rank 0, attempt 2): {said}"
+    )
+
+
 def test_another_optimizer_on_the_same_parameters_is_named(tmp_path: Path) -> None:
     def trained_with(name: str) -> Change:
         return lambda line: (

@@ -239,7 +239,7 @@ def _against(
     """
     ranks = sorted(ours.keys() & due.keys())
     pairs = [(rank, ours[rank][1], due[rank][1]) for rank in ranks]
-    number = (begun.after or 0) + 1
+    number, who = (begun.after or 0) + 1, f"attempt {begun.attempt}"
     same_samples = all(one.samples == other.samples for _, one, other in pairs)
     if stable("settings"):
         yield from _settings(begun, arm, pairs, number)
@@ -258,7 +258,7 @@ def _against(
             *(
                 (BROKEN, said, arm, number)
                 if wrong
-                else (KEPT, "they are those of the undisturbed run", arm)
+                else (KEPT, f"{who} had those of the undisturbed run after step {number}", arm)
             ),
         )
     if stable("scale") and any(
@@ -271,7 +271,7 @@ def _against(
             *(
                 (BROKEN, said, arm, number)
                 if wrong
-                else (KEPT, "the scale is that of the undisturbed run", arm)
+                else (KEPT, f"{who} had the scale of the undisturbed run in step {number}", arm)
             ),
         )
 

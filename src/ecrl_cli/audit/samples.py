@@ -22,7 +22,7 @@ from ecrl_cli.audit.components import (
     walk,
 )
 from ecrl_cli.audit.lineage import Path
-from ecrl_cli.audit.steps import MAX_STEP, Step
+from ecrl_cli.audit.steps import GENERATORS, MAX_STEP, Step
 from ecrl_cli.errors import plural
 
 PERSISTENT = (
@@ -260,7 +260,7 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     until = ends[0] if ends else reference.path.last
     if until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
-        return f"{said}: the shuffle, or its generator, was not restored"
+        return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     begun = judged.path.offsets.get(attempt, 0) + 1
     for earlier in sorted(judged.path.steps):
         if earlier >= number:
@@ -278,14 +278,25 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
                 return f"{said}: {MEANING['samples']}, the epoch began anew"
             return f"{said}: {MEANING['samples']}"
     if is_shuffled(judged.path, reference.path, number, rank, until):
-        return (
-            f"from step {number} on the samples came in another order {place}: the shuffle, or its"
-            " generator, was not restored"
-        )
+        said = f"from step {number} on the samples came in another order {place}"
+        return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     return (
         f"step {number} consumed other samples than the undisturbed run {place}:"
         f" {MEANING['samples']}"
     )
+
+
+def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) -> str:
+    """Why the order is another one. Where the attempt began with the global generators of the
+    undisturbed run, it is none of these.
+    """
+    first = judged.path.offsets.get(attempt, 0) + 1
+    pair = [path.steps.get(first, {}).get(rank) for path in (judged.path, reference.path)]
+    ours, due = ({} if step is None else step[1].digests_before for step in pair)
+    told = [name for name in GENERATORS if ours.get(name) and due.get(name)]
+    if told and all(ours[name] == due[name] for name in told):
+        return "what shuffles them, a generator of its own perhaps, went on from another state"
+    return "the shuffle, or its generator, was not restored"
 
 
 def _epoch_starts(reference: Judged) -> set[int]:
