@@ -112,7 +112,12 @@ def follow_loader(kind: Any) -> None:
             raise
         finally:
             own.inside = False
-        quietly("batch", lambda found: found.fetched(loader_of(self), ids_of(self), value), found)
+
+        def note(found: StepRecorder) -> None:
+            found.iterates(loader_of(self), self)
+            found.fetched(loader_of(self), ids_of(self), value)
+
+        quietly("batch", note, found)
         return value
 
     kind.__next__ = following

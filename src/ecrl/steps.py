@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ecrl import digests
 from ecrl.faults import Faults, PlannedFailure
@@ -57,6 +57,9 @@ class StepRecorder:
         self.entered: List[str] = []  # digests of what entered the model since the last step
         self.queues: Dict[int, Deque[Any]] = {}
         self.asked: Optional[int] = None
+        # by loader: its iterator and how many batches that gave; how many an epoch has
+        self.given: Dict[int, Tuple[Any, int]] = {}
+        self.lengths: Dict[int, int] = {}
         self.batches = 0
         self.consumed: List[int] = []
         self.began = time.monotonic()
@@ -92,7 +95,23 @@ class StepRecorder:
         )
         self.asked = loader
 
+    def iterates(self, loader: int, iterator: Any) -> None:
+        """`iterator` has given one more batch. An epoch whose every batch came out is over when the
+        next one begins, though nobody asked for more.
+        """
+        reference, given = self.given.get(loader, (None, 0))
+        if reference is None or reference() is not iterator:
+            if given and given == self.lengths.get(loader):
+                self.exhausted(loader)
+            reference, given = weakref.ref(iterator), 0
+            try:
+                self.lengths[loader] = len(iterator)
+            except Exception:  # of a data set that does not know
+                self.lengths[loader] = -1
+        self.given[loader] = (reference, given + 1)
+
     def exhausted(self, loader: int) -> None:
+        self.given.pop(loader, None)
         self.asked = loader
         self.recording.write("epoch", loader=loader, after_step=self.steps)
 

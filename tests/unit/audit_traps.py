@@ -183,6 +183,15 @@ class Stream(IterableDataset[torch.Tensor]):
         yield from torch.arange(24.0).reshape(8, 3)
 
 
+def nothing_is_asked_for_after_the_last_batch() -> None:
+    """As Lightning does, which knows how many there are; the third epoch is cut short."""
+    model, optimizer, loader = parts()
+    for count in (len(loader), len(loader), 1, len(loader)):
+        for _, batch in zip(range(count), loader, strict=False):
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+
 def no_ids() -> None:
     model, optimizer, _ = parts()
     for batch in DataLoader(Stream(), batch_size=2):
@@ -524,7 +533,14 @@ LOOPS: tuple[Callable[[], None], ...] = (
         two_optimizers,
         optimizer_in_backward,
     ),
-    *(step_calls_step, overflow, no_ids, workers, odd_batches),
+    *(
+        nothing_is_asked_for_after_the_last_batch,
+        step_calls_step,
+        overflow,
+        no_ids,
+        workers,
+        odd_batches,
+    ),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
     *(loss_inside_the_step, dummy_step, renamed),
     *(

@@ -253,6 +253,14 @@ def test_a_checkpoint_is_known_by_the_name_that_it_ends_with(recorded: Path) -> 
     assert {save["after_step"] for save in saves} == {4}
 
 
+def test_an_epoch_whose_batches_all_came_is_over_though_nobody_asks_for_more(
+    recorded: Path,
+) -> None:
+    """An epoch that is cut short is none that has ended."""
+    assert process(recorded, "nothing_is_asked_for_after_the_last_batch").epochs == [4, 8]
+    assert process(recorded, "plain").epochs == [4]
+
+
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
     steps = process(recorded, "no_ids").steps
     assert len(steps) == 4 and not any(step.by_id for step in steps)

@@ -1,7 +1,8 @@
 """Lightning's Trainer with torchdata's loader and a sampler that knows its place; checkpoints in the middle of an epoch.
 --bug: one of them falls on an epoch's last batch. A run that goes on from it does not count the next epoch as ready (fit_loop.py, on_advance_start), and
-what it saves in there is taken for no place inside an epoch: the second restart begins the epoch anew."""
-import argparse, logging, warnings
+what it saves in there is taken for no place inside an epoch: the second restart begins the epoch anew. --elsewhere: temporary files
+lie on another file system, from which a finished checkpoint is not renamed but copied: a death in between leaves a torn one, which is the newest."""
+import argparse, logging, tempfile, warnings
 from pathlib import Path
 import lightning.pytorch as pl
 import torch
@@ -12,7 +13,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 p = argparse.ArgumentParser()
 p.add_argument("--out", required=True)
 p.add_argument("--bug", action="store_true")
+p.add_argument("--elsewhere", action="store_true")
 args = p.parse_args()
+if args.elsewhere:
+    tempfile.tempdir = "/dev/shm"
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
