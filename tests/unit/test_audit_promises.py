@@ -287,6 +287,23 @@ def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path,
 
 
 @pytest.mark.parametrize(
+    ("first", "status"), [((0.5, 0.5), "valid"), ((0.5, 0.25), "valid"), ((), "invalid")]
+)
+def test_passes_that_each_process_makes_before_it_trains_are_no_other_loss(
+    recorded: Path, first: tuple[float, ...], status: str
+) -> None:
+    """As for DDP's buckets; a step that lacks its own loss has another one."""
+
+    def warmed_up(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] != "step" or line["step"] != 1:
+            return line
+        return line | {"losses": [*first, *line["losses"]] if first else [0.5]}
+
+    change(recorded, 1, warmed_up)
+    assert judged(recorded).status == status
+
+
+@pytest.mark.parametrize(
     ("restored", "said"),
     [
         (True, "what shuffles them, a generator of its own perhaps, went on from another state"),
