@@ -177,6 +177,7 @@ class StepRecorder:
         self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
+            self.call("Optimizer.step", moves_nothing=True, by=caller_in(_STATE_DICT))
             return
         self.constructed(optimizer)
         first = not self.stepped  # of those that step inside one backward, or of one update
@@ -431,6 +432,20 @@ class StepRecorder:
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
+
+
+# makes a step of a fresh optimizer, so that it has a state
+_STATE_DICT = "torch.distributed.checkpoint.state_dict"
+
+
+def caller_in(module: str) -> str:
+    """The function of `module` that the job called, of those that are under way; empty if none."""
+    frame, name = sys._getframe(), ""  # type: Any, str
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
 
 
 def stack_height() -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ecrl
@@ -161,6 +162,14 @@ def dummy_step() -> None:
     optimizer.param_groups[0]["lr"] = 0.01
     for batch in loader:
         optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def state_asked_for_before_the_first_step() -> None:
+    model, optimizer, loader = parts()
+    get_optimizer_state_dict(model, optimizer)
+    for batch in loader:
         loss_of(model, batch).backward()
         optimizer.step()
 
@@ -542,7 +551,7 @@ LOOPS: tuple[Callable[[], None], ...] = (
         odd_batches,
     ),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
-    *(loss_inside_the_step, dummy_step, renamed),
+    *(loss_inside_the_step, dummy_step, state_asked_for_before_the_first_step, renamed),
     *(
         dcp_in_background,
         saved_by_a_thread,

@@ -318,12 +318,35 @@ def test_another_order_is_no_fault_of_generators_that_came_back(
             return line | {"ids": ids(17 - line["n"], 0)}
         return line | ({} if restored or line["type"] != "start" else {"rng": told("other")})
 
+    for path in recorded.rglob("*.jsonl"):  # Python's generator is seeded by nobody
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        unseeded = {"rng_python": told(str(path))}
+        lines = [line | unseeded if line["type"] in ("start", "step") else line for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     change(recorded, 2, shuffled, ranks=(0,))
     (once,) = [
         finding for finding in judged(recorded).findings if finding.promise == "exactly once"
     ]
     assert once.message == (
         f"from step 13 to 16 the due samples came in another order (rank 0, attempt 2): {said}"
+    )
+
+
+def test_who_made_a_step_of_a_fresh_optimizer_is_named_beside_its_lost_state(
+    recorded: Path,
+) -> None:
+    asked = {"type": "call", "what": "Optimizer.step", "by": "get_state_dict", "after_step": 0}
+    change(recorded, 1, starts(optimizer=told("a step without gradients")))
+    for path in (recorded / "struck" / "attempt-01").glob("*.jsonl"):
+        path.write_text(path.read_text() + json.dumps(asked) + "\n")
+    findings = judged(recorded).findings
+    (lost,) = [
+        found for found in findings if found.promise == "restored: optimizer" and found.step == 9
+    ]
+    assert lost.evidence == (
+        "get_state_dict was called on an optimizer that had made no step: it makes one, without"
+        " gradients, and counters and moments are those of a step then; call it after the first"
+        " step",
     )
 
 

@@ -261,6 +261,17 @@ def test_an_epoch_whose_batches_all_came_is_over_though_nobody_asks_for_more(
     assert process(recorded, "plain").epochs == [4]
 
 
+@pytest.mark.parametrize(
+    ("loop", "by"),
+    [("dummy_step", ""), ("state_asked_for_before_the_first_step", "get_optimizer_state_dict")],
+)
+def test_who_makes_a_step_that_moves_nothing_is_on_record(
+    recorded: Path, loop: str, by: str
+) -> None:
+    calls = [call for call in process(recorded, loop).calls if call["what"] == "Optimizer.step"]
+    assert [(call["by"], call["after_step"]) for call in calls] == [(by, 0)]
+
+
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
     steps = process(recorded, "no_ids").steps
     assert len(steps) == 4 and not any(step.by_id for step in steps)

@@ -97,7 +97,7 @@ def _of_attempt(
             arm,
         )
     if "optimizer" not in judged.ignored:
-        yield from _optimizer(begun, arm)
+        yield from _optimizer(begun, arm, _made_by(judged, begun.attempt))
     if begun.attempt in judged.path.resized:
         said = (
             f"{who} had another number of processes: generators are a rank's own, and a schedule"
@@ -190,7 +190,26 @@ def _parameters_lost(begun: Resumed, names: list[str]) -> str:
     )
 
 
-def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
+def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
+    """What made a step of an optimizer that had made none, before the first update of `attempt`: in
+    words, as evidence.
+    """
+    calls = [
+        call
+        for process in judged.arm.attempts.get(attempt, ())
+        for call in process.calls
+        if call.get("what") == "Optimizer.step" and call["after_step"] == 0
+    ]
+    names = sorted({str(call.get("by") or "") for call in calls} - {""})
+    return tuple(
+        f"{name} was called on an optimizer that had made no step: it makes one, without gradients,"
+        " and counters and moments are those of a step then; call it after the first step"
+        for name in names
+        if name.startswith("get_")
+    )
+
+
+def _optimizer(begun: Resumed, arm: str, evidence: tuple[str, ...]) -> Iterator[Finding]:
     """The optimizers' moments and counters."""
     promise, next_step = "restored: optimizer", (begun.after or 0) + 1
     lost = {
@@ -224,7 +243,7 @@ def _optimizer(begun: Resumed, arm: str) -> Iterator[Finding]:
             f"the optimizer's state{whose} before step {next_step} is {where}, the parameters are"
             f" those of step {begun.after}"
         )
-    yield Finding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step)
+    yield Finding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step, evidence)
 
 
 def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
@@ -293,7 +312,7 @@ def _settings(
         _, one, other = next(pair for pair in pairs if pair[0] == wrong[0])
         whose = named(apart[wrong[0]], one.optimizers_before)
         rates = (
-            (f"lr {[*one.lr]} for {[*other.lr]}",)
+            (f"lr {_rates(one, other)} for {_rates(other, one)}",)
             if one.lr != other.lr
             else ("the learning rate is right: another setting differs",)
         )
@@ -313,6 +332,12 @@ def _settings(
             f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
             arm,
         )
+
+
+def _rates(one: Step, other: Step) -> str:
+    """The learning rates of `one`, with as many digits as tell them from those of `other`."""
+    short = [[f"{rate:.6g}" for rate in step.lr] for step in (one, other)]
+    return f"[{', '.join(short[0] if short[0] != short[1] else map(repr, one.lr))}]"
 
 
 def _generators(

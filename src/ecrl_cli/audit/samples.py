@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
     BROKEN,
+    GENERATORS,
     KEPT,
     MEANING,
     NOT_CHECKED,
@@ -22,7 +23,8 @@ from ecrl_cli.audit.components import (
     walk,
 )
 from ecrl_cli.audit.lineage import Path
-from ecrl_cli.audit.steps import GENERATORS, MAX_STEP, Step
+from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
+from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
 
 PERSISTENT = (
@@ -293,8 +295,12 @@ def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) ->
     first = judged.path.offsets.get(attempt, 0) + 1
     pair = [path.steps.get(first, {}).get(rank) for path in (judged.path, reference.path)]
     ours, due = ({} if step is None else step[1].digests_before for step in pair)
-    told = [name for name in GENERATORS if ours.get(name) and due.get(name)]
-    if told and all(ours[name] == due[name] for name in told):
+    told = [
+        (ours[digest], due[digest])
+        for component, digest in zip(GENERATORS, DIGESTS_OF_GENERATORS, strict=True)
+        if component not in judged.ignored and ours.get(digest) and due.get(digest)
+    ]
+    if told and all(one == other for one, other in told):
         return "what shuffles them, a generator of its own perhaps, went on from another state"
     return "the shuffle, or its generator, was not restored"
 
