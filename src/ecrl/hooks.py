@@ -243,6 +243,18 @@ def patch_stateful_loader(module: Any) -> None:
     told(module.StatefulDataLoader, "load_state_dict", "StatefulDataLoader.load_state_dict")
 
 
+def patch_streamed_data(module: Any) -> None:
+    """Hugging Face's datasets, streamed."""
+    kind, name = module.IterableDataset, "IterableDataset."
+    told(kind, "load_state_dict", name + "load_state_dict")
+    told(kind, "set_epoch", name + "set_epoch", lambda self, epoch, *args: {"epoch": epoch})
+
+    def buffered(self: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        return {"buffer": args[2] if len(args) > 2 else kwargs.get("buffer_size", 1000)}
+
+    told(kind, "shuffle", name + "shuffle", buffered)
+
+
 def patch_torch(module: Any) -> None:
     patch_backward(module)
     patch_serialization(module)
@@ -258,6 +270,7 @@ PATCHES: Dict[str, Patch] = {
     "torch.amp.grad_scaler": patch_scaler,
     "torch.cuda.amp.grad_scaler": patch_scaler,  # its own up to torch 2.2
     "torch.nn.modules.module": patch_module,
+    "datasets.iterable_dataset": patch_streamed_data,
     "torch.distributed.checkpoint.state_dict_saver": patch_dcp,
     "torch.distributed.checkpoint.state_dict_loader": patch_dcp,
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from ecrl import digests
 from ecrl.faults import Faults, PlannedFailure
@@ -26,7 +26,7 @@ class StepRecorder:
     """Follows this process from batch to batch and from update to update.
 
     A step is the outermost call of an optimizer's `step`; further calls before the next backward
-    (several optimizers) amend it, and those from inside backward (an optimizer per parameter) are
+    (of other optimizers) amend it, and those from inside backward (an optimizer per parameter) are
     one step when backward ends. Its line tells two instants: the state behind the update, and,
     under `before`, the state just before it, which is what a checkpoint holds and a restarted
     process begins with. A batch belongs to the backward pass that consumes it: of the loader that
@@ -52,6 +52,7 @@ class StepRecorder:
         self.backward_depth = 0
         self.stepped: List[Any] = []  # the optimizers that the step under way consists of
         self.amend = False  # no backward since the last step
+        self.done_by: Set[int] = set()  # the optimizers (ids) that the last step consists of
         self.losses: List[Any] = []
         self.backwards = 0
         self.entered: List[str] = []  # digests of what entered the model since the last step
@@ -174,6 +175,8 @@ class StepRecorder:
             if not self.dummy:
                 self.constructed(optimizer)
             return
+        if id(optimizer) in self.done_by:
+            self.amend = False  # with gradients that no backward pass of this process has made
         self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
@@ -321,8 +324,10 @@ class StepRecorder:
             fields["amends"] = True
         else:
             self.steps += 1
+            self.done_by.clear()
             self.recording.seen = True
             self.thread = threading.get_ident()
+        self.done_by.update(id(optimizer) for optimizer in self.stepped)
         self.find_models()
         if self.digests_due(self.steps):
             fields.update(self.state_digests({id(optimizer) for optimizer in self.stepped}))

@@ -152,6 +152,15 @@ def loss_inside_the_step() -> None:
         optimizer.step(inside)
 
 
+def gradients_from_elsewhere() -> None:
+    """A server of parameters: others compute the gradients."""
+    model, optimizer, _ = parts()
+    for step in range(1, 4):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float(step))
+        optimizer.step()
+
+
 def dummy_step() -> None:
     """As DCP makes the state of a fresh optimizer before a load."""
     model, optimizer, loader = parts()
@@ -551,7 +560,13 @@ LOOPS: tuple[Callable[[], None], ...] = (
         odd_batches,
     ),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
-    *(loss_inside_the_step, dummy_step, state_asked_for_before_the_first_step, renamed),
+    *(
+        gradients_from_elsewhere,
+        loss_inside_the_step,
+        dummy_step,
+        state_asked_for_before_the_first_step,
+        renamed,
+    ),
     *(
         dcp_in_background,
         saved_by_a_thread,

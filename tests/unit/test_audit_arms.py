@@ -23,7 +23,7 @@ from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged
 from ecrl_cli.audit.inside_save import recoverable
 from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
 from ecrl_cli.audit.progress import how_it_ended, last_words, progress
-from ecrl_cli.audit.promises import right_checkpoint
+from ecrl_cli.audit.promises import complete_record, right_checkpoint
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Steps, longest_gap, run_arm
 from ecrl_cli.audit.saving import SaveEvents, checkpoints, reads, save_events
@@ -344,6 +344,24 @@ def test_of_files_of_two_phases_the_one_that_was_enough_before_is_the_checkpoint
         (4, 4),
         (4, 8),
     ]
+
+
+def test_a_rank_that_makes_no_step_of_its_own_is_on_record_by_its_files(tmp_path: Path) -> None:
+    """Rank 1 computes gradients for rank 0. Where it trains undisturbed, it is missing."""
+
+    def with_files(folder: Path, *steps: Line) -> Arm:
+        lines = [{"type": "process", "format": 1, "rank": 1, "world_size": 2}, *steps]
+        write(folder, 0, 1, [*lines, file("write", "rank1.pt", 4)])
+        return recorded(folder, process(LAST))
+
+    arm = judged_arm(with_files(tmp_path / "struck"))
+    assert complete_record(arm, judged_arm(with_files(tmp_path / "ref"))).status == KEPT
+    trained = [line for line in process(LAST, rank=1) if line["type"] in ("start", "step")]
+    missing = complete_record(arm, judged_arm(with_files(tmp_path / "ref2", *trained)))
+    assert (missing.status, missing.message) == (
+        UNKNOWN,
+        "attempt 0 had 2 processes, and the record lacks rank 1",
+    )
 
 
 def test_where_an_attempt_went_on_is_not_known_is_said(tmp_path: Path) -> None:

@@ -332,6 +332,78 @@ def test_another_order_is_no_fault_of_generators_that_came_back(
     )
 
 
+@pytest.mark.parametrize(
+    ("called", "said"),
+    [
+        ([], []),
+        (["load_state_dict"], ["sets no epoch"]),
+        (["set_epoch", "load_state_dict"], []),
+        (["shuffle", "set_epoch", "load_state_dict"], ["the buffer of shuffle"]),
+        (["shuffle", "load_state_dict"], ["sets no epoch", "the buffer of shuffle"]),
+    ],
+)
+def test_what_a_streamed_data_sets_state_leaves_out_is_named_beside_wrong_samples(
+    recorded: Path, called: list[str], said: list[str]
+) -> None:
+    names = [f"IterableDataset.{name}" for name in called]
+    calls = [{"type": "call", "what": name, "buffer": 10, "after_step": 0} for name in names]
+    change(recorded, 1, lambda line: line | ({"ids": [90, 91]} if line["type"] == "batch" else {}))
+    for path in (recorded / "struck" / "attempt-01").glob("*.jsonl"):
+        path.write_text(path.read_text() + "".join(json.dumps(call) + "\n" for call in calls))
+    (once,) = [found for found in judged(recorded).findings if found.promise == "exactly once"]
+    hints = [text for text in once.evidence if "IterableDataset" in text]
+    assert len(hints) == len(said) and all(a in b for a, b in zip(said, hints, strict=True))
+
+
+def uneven_rank(rank: int, first: int, last: int, rate: float) -> list[dict[str, Any]]:
+    """Rank 0 makes four steps an epoch, rank 1 five; between epochs their states become one."""
+    per = 4 + rank
+
+    def state(*words: object) -> dict[str, Any]:
+        return {"SGD[1]ab": {"params": told(*words), "optimizer": told("moments", *words)}}
+
+    def before(step: int) -> dict[str, Any]:
+        epoch, place = divmod(step - 1, per)
+        return state("behind", rank, step - 1) if place else state("epoch", epoch)
+
+    lines: list[dict[str, Any]] = [
+        {"type": "process", "format": 1, "rank": rank, "world_size": 2},
+        {"type": "start", "objects": before(first + 1)},
+    ]
+    for step in range(first + 1, last + 1):
+        settings = {"SGD[1]ab": told("settings", rate if first else 1.0, (step - 1) // per)}
+        instant = {"objects": before(step), "settings_of": settings}
+        lines.append(
+            {
+                "type": "step",
+                "step": step - first,
+                "losses": [step + rank / 2],
+                "objects": state("behind", rank, step),
+                "settings_of": settings,
+                "who": ["SGD[1]ab"],
+                "before": instant,
+            }
+        )
+    return lines
+
+
+@pytest.mark.parametrize(("rate", "status"), [(1.0, "valid"), (0.5, "invalid")])
+def test_ranks_that_make_different_numbers_of_steps_are_each_held_against_their_own(
+    tmp_path: Path, rate: float, status: str
+) -> None:
+    for name, parts in (("ref", [(0, 2)]), ("ref2", [(0, 2)]), ("struck", [(0, 1), (1, 2)])):
+        write_arm(tmp_path / name, *[(0, LAST)] * len(parts))
+        for attempt, (first, last) in enumerate(parts):
+            for rank in (0, 1):
+                (path,) = (tmp_path / name / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
+                lines = uneven_rank(rank, first * (4 + rank), last * (4 + rank), rate)
+                path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judged(tmp_path)
+    assert verdict.status == status, render(verdict, "audit")
+    if status == "invalid":
+        assert "differs from step 5 on, first in settings" in verdict.diagnosis
+
+
 def test_who_made_a_step_of_a_fresh_optimizer_is_named_beside_its_lost_state(
     recorded: Path,
 ) -> None:

@@ -261,6 +261,12 @@ def test_an_epoch_whose_batches_all_came_is_over_though_nobody_asks_for_more(
     assert process(recorded, "plain").epochs == [4]
 
 
+def test_each_step_of_an_optimizer_without_a_backward_pass_is_one(recorded: Path) -> None:
+    steps = process(recorded, "gradients_from_elsewhere").steps
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert len({step.digests["params"] for step in steps}) == 3
+
+
 @pytest.mark.parametrize(
     ("loop", "by"),
     [("dummy_step", ""), ("state_asked_for_before_the_first_step", "get_optimizer_state_dict")],

@@ -135,11 +135,17 @@ def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinis
     return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
 
 
-def complete_record(judged: Judged) -> Finding:
-    """Every rank of every attempt that did a step is on record."""
+def complete_record(judged: Judged, reference: Judged | None = None) -> Finding:
+    """Every rank of every attempt that did a step is on record. A rank that has a record and makes
+    no step of its own in the undisturbed run either (it computes gradients for another) is not
+    missing.
+    """
     promise, arm = "complete record", judged.arm.name
+    undisturbed = (reference or judged).arm
+    elsewhere = {process.rank for process in undisturbed.processes if process.steps}
     for number, processes in sorted(judged.arm.attempts.items()):
         trained = {process.rank for process in processes if process.steps}
+        trained |= {process.rank for process in judged.arm.others.get(number, ())} - elsewhere
         size = max((process.world_size for process in processes), default=0)
         longest = max((len(process.steps) for process in processes), default=0)
         if trained and longest > 1 and len(trained) < size:

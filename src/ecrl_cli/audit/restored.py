@@ -110,7 +110,12 @@ def _of_attempt(
             for process in judged.arm.attempts[begun.attempt]
             if process.steps
         }
-        yield from _against(begun, arm, ours, reference.path.steps.get(next_step, {}), stable)
+        due = {
+            rank: reference.path.steps[number][rank]
+            for rank in ours
+            if rank in reference.path.steps.get(number := begun.after_on(rank) + 1, {})
+        }
+        yield from _against(begun, arm, ours, due, stable)
 
 
 def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Finding:

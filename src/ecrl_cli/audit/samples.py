@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
@@ -104,7 +105,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
         if any(step.entered for _, _, step in walk(judged.path))
         else ("loss", "parameters")
     )
-    what = "what entered the model" if len(components) == 1 else "its losses and updates"
+    entered = len(components) == 1
+    what = "what entered the model" if entered else "its losses and updates"
     compared = 0
     for number, rank, step in walk(judged.path):
         due = reference.path.steps.get(number, {}).get(rank)
@@ -117,8 +119,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
             # Other inputs may follow from another state (an agent's own actions): `same trajectory`
             # says what differed first.
             said = (
-                f"the job has no DataLoader, and {what} differs from step {number} on: which"
-                " samples it consumed is not known"
+                f"the job has no DataLoader, and {what} {'differs' if entered else 'differ'} from"
+                f" step {number} on: which samples it consumed is not known"
             )
             return Finding(promise, NOT_CHECKED, said, arm, number)
     if not compared:
@@ -126,7 +128,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> Finding:
     return Finding(
         promise,
         KEPT,
-        f"the job has no DataLoader; {what} was that of the undisturbed run in"
+        f"the job has no DataLoader; {what} {'was that' if entered else 'were those'} of the"
+        " undisturbed run in"
         f" {plural(compared, 'step')}",
         arm,
     )
@@ -337,7 +340,29 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
         hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
     if "persistent_workers" in every:
         hints.append(PERSISTENT)
-    return tuple(hints)
+    return (*hints, *_hints_on_streams(calls))
+
+
+def _hints_on_streams(calls: list[dict[str, Any]]) -> Iterator[str]:
+    """What the state of a streamed data set (Hugging Face's) leaves out, of one that was loaded.
+    `calls`: those before the attempt's first step.
+    """
+    names = {call.get("what") for call in calls}
+    if "IterableDataset.load_state_dict" not in names:
+        return
+    if "IterableDataset.set_epoch" not in names:
+        yield (
+            "IterableDataset.load_state_dict sets no epoch, and set_epoch was not called before the"
+            " first step: what is left of the epoch comes in the order of epoch 0"
+        )
+    buffers = [
+        call.get("buffer") for call in calls if call.get("what") == "IterableDataset.shuffle"
+    ]
+    if any(isinstance(size, int) and size > 1 for size in buffers):
+        yield (
+            "IterableDataset.load_state_dict does not restore the buffer of shuffle: what lay in it"
+            " is lost or comes twice"
+        )
 
 
 def same_input(judged: Judged, reference: Judged | None) -> Finding:

@@ -196,7 +196,7 @@ def of_arm(
         promises.same_end(judged, reference, steady),
         *inside_save.recoverable(judged),
         progress.progress(judged),
-        promises.complete_record(judged),
+        promises.complete_record(judged, reference),
     ]
     if promises.follows_exactly(judged, reference, steady):
         findings = [_overruled(finding) for finding in findings]
