@@ -627,6 +627,50 @@ def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) 
     )
 
 
+@pytest.mark.parametrize(("first", "due"), [(13, "kept"), (14, "broken")])
+def test_what_a_step_had_consumed_before_a_restart_is_not_missing(
+    recorded: Path, first: int, due: str
+) -> None:
+    """Step 13 consumes two batches, between which the job saves and dies."""
+    for path in (*(recorded / "ref").rglob("*.jsonl"), *(recorded / "ref2").rglob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [
+            line | {"ids": [90, 91, *line["ids"]]}
+            if (line["type"], line.get("n")) == ("batch", 13)
+            else line
+            for line in lines
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(first, 0)} if (line["type"], line.get("n")) == ("batch", 1) else line
+        ),
+        (0,),
+    )
+    assert status(judged(recorded, "free"), "exactly once") == [due]
+
+
+def test_a_generator_without_effect_breaks_nothing_where_a_step_is_done_again_in_part(
+    tmp_path: Path,
+) -> None:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+    for path in tmp_path.rglob("*.jsonl"):
+        again = path.parent.name == "attempt-01"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] == "batch" and line["n"] == 9 and not again:
+                line["ids"] = [90, 91, *line["ids"]]
+            if line["type"] in ("start", "step") and again:
+                line["rng"] = told("another seed of the loader", line.get("step"))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judged(tmp_path)
+    assert verdict.status == "valid", render(verdict, "audit")
+
+
 def test_what_the_recorder_could_not_see_makes_it_unknown(recorded: Path) -> None:
     (path,) = (recorded / "struck" / "attempt-02").glob("rank0-*.jsonl")
     path.write_text(

@@ -284,7 +284,9 @@ def judged_arm(
     path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
     again = {
-        name for _, _, _, before, after in path.done_again for name in differing(before, after)
+        name
+        for number, _, attempt, before, after in path.done_again
+        for name in differing(after, before, path.is_first(number, attempt))
     } - ignored
     names = {name for found in differs.values() for name in found} | again
     # What first differs in one of the last steps has had nothing to show itself in.

@@ -220,8 +220,10 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
     """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
     ours, theirs = (_samples(j.path, judged.path.last) for j in (judged, reference))
-    if ours != theirs:  # else: of a job that ended early `same end` tells
+    before = _before_a_restart(judged, reference)
+    if ours + before != theirs:  # else: of a job that ended early `same end` tells
         ours, theirs = _samples(judged.path), _samples(reference.path)
+    ours += before
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
         return Finding(
@@ -241,6 +243,22 @@ def _as_often(judged: Judged, reference: Judged) -> Finding:
     return Finding(
         promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt)
     )
+
+
+def _before_a_restart(judged: Judged, reference: Judged) -> Counter[str]:
+    """The samples of a step that an attempt went on in the middle of: those that the attempt before
+    had consumed for it.
+    """
+    found: Counter[str] = Counter()
+    for number, rank, step in walk(judged.path):
+        due = reference.path.steps.get(number, {}).get(rank)
+        attempt = judged.path.steps[number][rank][0]
+        if due is None or not judged.path.is_first(number, attempt) or not step.samples:
+            continue
+        done = due[1].samples[: -len(step.samples)]
+        if done and due[1].samples == done + step.samples:
+            found.update(done)
+    return found
 
 
 def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
