@@ -1,10 +1,15 @@
 """The Trainer of Hugging Face's transformers, gradient accumulation, checkpoints in the middle of an epoch. It comes back exactly, also after a
 death inside a save: it chooses its checkpoint itself, because `get_last_checkpoint` takes the highest number, finished or not.
+On several ranks nothing waits for the generators that the others write: a checkpoint without them
+is resumed from without a word.
 
 ecrl audit -- python examples/jobs/trainer_job.py --out {dir}
+ecrl audit -- torchrun --nproc-per-node 2 examples/jobs/trainer_job.py --out {dir}
 """
 
 import json
+import os
+import pickle
 from pathlib import Path
 
 import torch
@@ -51,10 +56,16 @@ class Model(nn.Module):
 
 
 def finished(checkpoint):
-    """Whether the file that the Trainer writes last, in one process, is there and whole."""
+    """Whether the file that the Trainer writes last is there and whole, and the generators of
+    each rank, which may be written later still.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    names = [f"rng_state_{rank}.pth" for rank in range(ranks)] if ranks > 1 else ["rng_state.pth"]
     try:
+        for name in names:
+            torch.load(checkpoint / name, weights_only=False)
         return bool(json.loads((checkpoint / "trainer_state.json").read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError):
         return False
 
 

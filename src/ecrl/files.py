@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ecrl import steps
 from ecrl.faults import POINTS, PlannedFailure
-from ecrl.recording import Recording, current, rank_is_known
+from ecrl.recording import Recording, current, rank_is_known, world_size
 
 ARM_DIR = "ECRL_ARM_DIR"
 MAX_LINES, MAX_READS = 20_000, 2_000  # of one process
@@ -27,6 +27,8 @@ _HELD = 500  # events that wait for the rank of their process to be known
 _LOOKS = 16  # steps after which a file that stays open is no part of a save
 # how long a torn file of another thread waits for the training thread to get on
 _SLOW_WRITER_S = 1.0
+# how long the other ranks of a save must record nothing before one of them dies, and may take
+_QUIET_S, _OTHER_RANKS_S = 0.5, 3.0
 # Suffixes of files that hold no state of a training job. Of JSON and YAML nobody knows; a
 # checkpoint has another file beside them.
 _TEXT = re.compile(
@@ -244,6 +246,8 @@ class FileEvents:
         finally:
             own.busy = False
         self.flush()
+        if world_size() > 1:
+            _let_other_ranks_go_on(self.recording)
         found.faults.carry_out_inside(entry, entry["after_step"], self.relative(path))
 
     @staticmethod
@@ -289,6 +293,24 @@ def _let_training_go_on(found: Any) -> None:
     steps_before, deadline = found.steps, time.monotonic() + _SLOW_WRITER_S
     while found.steps == steps_before and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _let_other_ranks_go_on(recording: Recording) -> None:
+    """Until they have done their part of the save, or wait for this rank: their records grow no
+    more. A save that waits for no rank then looks finished without this rank's file.
+    """
+    folder = os.path.join(recording.folder, "attempt-%02d" % recording.attempt)
+    mine = "rank%d-" % recording.rank
+    began = since = now = time.monotonic()
+    seen = -1
+    while now - since < _QUIET_S and now - began < _OTHER_RANKS_S:
+        names = [name for name in os.listdir(folder) if name.endswith(".jsonl")]
+        others = [name for name in names if not name.startswith(mine)]
+        size = sum(os.path.getsize(os.path.join(folder, name)) for name in others)
+        if size != seen:
+            seen, since = size, now
+        time.sleep(0.01)
+        now = time.monotonic()
 
 
 def open_files() -> Set[str]:

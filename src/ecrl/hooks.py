@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from ecrl import file_hooks, seeding
+from ecrl import control, file_hooks, seeding
 from ecrl.door import patch_module_call
 from ecrl.recording import MAX_IDS, current
 from ecrl.saves import patch_dcp, patch_lightning, patch_renames, patch_serialization, patch_signals
@@ -43,6 +43,7 @@ def patch_optimizer(module: Any) -> None:
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
     told(module.Optimizer, "load_state_dict", "Optimizer.load_state_dict")
+    control.leave_out(module.Optimizer, "optimizer", lambda: None)
 
 
 def patch_backward(torch: Any) -> None:
@@ -111,7 +112,12 @@ def follow_loader(kind: Any) -> None:
             raise
         finally:
             own.inside = False
-        quietly("batch", lambda found: found.fetched(loader_of(self), ids_of(self), value), found)
+
+        def note(found: StepRecorder) -> None:
+            found.iterates(loader_of(self), self)
+            found.fetched(loader_of(self), ids_of(self), value)
+
+        quietly("batch", note, found)
         return value
 
     kind.__next__ = following
@@ -222,6 +228,7 @@ def patch_module(module: Any) -> None:
         "Module.load_state_dict",
         lambda self, *args, **kwargs: {"module": type(self).__name__},
     )
+    control.leave_out(module.Module, "parameters", lambda: module._IncompatibleKeys([], []))
 
 
 def patch_stateful_loader(module: Any) -> None:
@@ -234,6 +241,18 @@ def patch_stateful_loader(module: Any) -> None:
         if kind is not None:
             follow_loader(kind)
     told(module.StatefulDataLoader, "load_state_dict", "StatefulDataLoader.load_state_dict")
+
+
+def patch_streamed_data(module: Any) -> None:
+    """Hugging Face's datasets, streamed."""
+    kind, name = module.IterableDataset, "IterableDataset."
+    told(kind, "load_state_dict", name + "load_state_dict")
+    told(kind, "set_epoch", name + "set_epoch", lambda self, epoch, *args: {"epoch": epoch})
+
+    def buffered(self: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:
+        return {"buffer": args[2] if len(args) > 2 else kwargs.get("buffer_size", 1000)}
+
+    told(kind, "shuffle", name + "shuffle", buffered)
 
 
 def patch_torch(module: Any) -> None:
@@ -251,6 +270,7 @@ PATCHES: Dict[str, Patch] = {
     "torch.amp.grad_scaler": patch_scaler,
     "torch.cuda.amp.grad_scaler": patch_scaler,  # its own up to torch 2.2
     "torch.nn.modules.module": patch_module,
+    "datasets.iterable_dataset": patch_streamed_data,
     "torch.distributed.checkpoint.state_dict_saver": patch_dcp,
     "torch.distributed.checkpoint.state_dict_loader": patch_dcp,
     "torchdata.stateful_dataloader.stateful_dataloader": patch_stateful_loader,

@@ -7,6 +7,7 @@ class and of the tensors that it was constructed with, and is the same in every 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import itertools
@@ -17,7 +18,8 @@ from ecrl import digests
 from ecrl.recording import Recording
 
 MANY = 8  # optimizers of one kind: more are on record as one (an optimizer for each parameter)
-CHECKED_STEPS, CHECK_EVERY = 3, 16  # see OptimizerSet.state
+CHECKED, CHECK_EVERY = 3, 16  # see OptimizerSet.state
+SAMPLED_BYTES = 8  # of a tensor's first, middle and last elements
 # by optimizer: digests of params, optimizer (its state), settings
 State = Dict[str, Dict[str, str]]
 
@@ -28,7 +30,9 @@ class KnownOptimizer:
     def __init__(self, optimizer: Any, kind: str) -> None:
         self.reference = weakref.ref(optimizer)
         self.kind = kind
-        self.fingerprint: Optional[List[Any]] = None  # of the tensors when they were digested last
+        # of the tensors when they were digested last: see `fingerprint` and `samples`
+        self.marks: Optional[List[Any]] = None
+        self.sampled: List[bytes] = []
         self.digest: Dict[str, str] = {}
         self.unversioned = False  # the job writes to its tensors behind the version counters
 
@@ -38,7 +42,7 @@ class OptimizerSet:
 
     def __init__(self) -> None:
         self._known: List[KnownOptimizer] = []
-        self._states = 0  # how often a whole state was asked for
+        self._rests = 0  # how often a state was asked for that no step has just changed
         self._next = itertools.count()
         # by id of a parameter: a reference, and its number
         self._serials: Dict[int, Tuple[Any, int]] = {}
@@ -92,25 +96,25 @@ class OptimizerSet:
         """By name, the digests of each optimizer's parameters, state and settings.
 
         Tensors are digested again only if they may have changed: those of optimizers in `stepped`
-        (ids), and those whose version counters or addresses are others than at the last digest. A
-        write through `.data` moves no counter: for the first steps, and now and then after,
-        everything is digested anyway, and always once such a write has been seen.
+        (ids), and those whose version counters, addresses or sampled elements are others than at
+        the last digest. A write through `.data` moves no counter: before the first steps, and now
+        and then after, everything is digested anyway, and always once such a write has been seen.
         """
-        self._states += 1
-        always = self._states <= 2 * CHECKED_STEPS or self._states % CHECK_EVERY == 0
+        self._rests += not stepped
+        always = not stepped and (self._rests <= CHECKED or self._rests % CHECK_EVERY == 0)
         grouped: Dict[str, List[Dict[str, str]]] = {}
         for name, known, optimizer in self._named():
-            now = fingerprint(optimizer)
-            same = known.fingerprint == now and id(optimizer) not in stepped
-            if not same or always or known.unversioned:
+            marks, sampled = fingerprint(optimizer), samples(optimizer)
+            counted = known.marks == marks and id(optimizer) not in stepped
+            if not counted or always or known.unversioned or known.sampled != sampled:
                 taken = {
                     "params": digests.parameters([optimizer]),
                     "optimizer": digests.optimizer_state([optimizer])[0],
                 }
                 known.unversioned = known.unversioned or (
-                    same and taken["params"] != known.digest["params"]
+                    counted and taken["params"] != known.digest["params"]
                 )
-                known.fingerprint, known.digest = now, taken
+                known.marks, known.sampled, known.digest = marks, sampled, taken
             grouped.setdefault(name, []).append(
                 {**known.digest, "settings": digests.settings([optimizer])}
             )
@@ -202,6 +206,36 @@ def fingerprint(optimizer: Any) -> List[Any]:
     except Exception:  # a sharded tensor, one in the making, a state of another form
         return [object()]
     return marks
+
+
+def samples(optimizer: Any) -> List[bytes]:
+    """A few elements of each parameter in main memory, as bytes: what writes behind the version
+    counters (an average over ranks, a pull to slow weights, a norm) nearly always changes them.
+    """
+    sampled: List[bytes] = []
+    for parameter in parameters_of(optimizer):
+        try:
+            start, size = _memory(parameter)
+        except Exception:  # one in the making
+            continue
+        count = min(size, SAMPLED_BYTES)
+        places = (0, max(0, size // 2 - count), size - count) if size else ()
+        sampled += [ctypes.string_at(start + place, count) for place in places]
+    return sampled
+
+
+def _memory(tensor: Any) -> Tuple[int, int]:
+    """Address and number of the bytes of a plain tensor in main memory; 0, 0 for any other, whose
+    address may be none.
+    """
+    plain = type(tensor).__name__ in ("Tensor", "Parameter") and tensor.device.type == "cpu"
+    if not plain or not tensor.is_contiguous():
+        return 0, 0
+    size, storage = tensor.numel() * tensor.element_size(), tensor.untyped_storage()
+    offset = tensor.storage_offset() * tensor.element_size()
+    if not storage.data_ptr() or storage.nbytes() < offset + size:
+        return 0, 0
+    return tensor.data_ptr(), size
 
 
 def alive(references: List["weakref.ref[Any]"]) -> List[Any]:

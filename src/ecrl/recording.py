@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional
@@ -144,6 +145,8 @@ class Recording:
         self._watched: Dict[str, Callable[[], Any]] = {}
         self._fd = -1
         self._rank = 0
+        # one thread at a time, which may be inside a write already: a handler of a signal
+        self._lock = threading.RLock()
         self._held: List[str] = []  # batches that wait for the next line
         self._wrote = 0.0
 
@@ -158,15 +161,15 @@ class Recording:
         if self.broken:
             return
         try:
-            if self._fd < 0:
-                self._open()
             now = time.monotonic()
-            self._held.append(
-                _encode({"type": record, "at": now, "time": time.time(), **fields}) + "\n"
-            )
-            if record != "batch" or now - self._wrote > _HELD_S:
-                os.write(self._fd, "".join(self._held).encode("utf-8", "replace"))
-                self._held, self._wrote = [], now
+            line = _encode({"type": record, "at": now, "time": time.time(), **fields}) + "\n"
+            with self._lock:
+                if self._fd < 0:
+                    self._open()
+                self._held.append(line)
+                if record != "batch" or now - self._wrote > _HELD_S:
+                    held, self._held, self._wrote = self._held, [], now
+                    os.write(self._fd, "".join(held).encode("utf-8", "replace"))
         except Exception as error:
             self.broken = True
             sys.stderr.write(
@@ -184,8 +187,9 @@ class Recording:
         if self.broken:
             return
         try:
-            if self._fd < 0:
-                self._open()
+            with self._lock:
+                if self._fd < 0:
+                    self._open()
             os.write(
                 self._fd, (_encode({"type": record, **fields}) + "\n").encode("utf-8", "replace")
             )

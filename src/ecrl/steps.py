@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from ecrl import digests
 from ecrl.faults import Faults, PlannedFailure
@@ -26,7 +26,7 @@ class StepRecorder:
     """Follows this process from batch to batch and from update to update.
 
     A step is the outermost call of an optimizer's `step`; further calls before the next backward
-    (several optimizers) amend it, and those from inside backward (an optimizer per parameter) are
+    (of other optimizers) amend it, and those from inside backward (an optimizer per parameter) are
     one step when backward ends. Its line tells two instants: the state behind the update, and,
     under `before`, the state just before it, which is what a checkpoint holds and a restarted
     process begins with. A batch belongs to the backward pass that consumes it: of the loader that
@@ -52,11 +52,15 @@ class StepRecorder:
         self.backward_depth = 0
         self.stepped: List[Any] = []  # the optimizers that the step under way consists of
         self.amend = False  # no backward since the last step
+        self.done_by: Set[int] = set()  # the optimizers (ids) that the last step consists of
         self.losses: List[Any] = []
         self.backwards = 0
         self.entered: List[str] = []  # digests of what entered the model since the last step
         self.queues: Dict[int, Deque[Any]] = {}
         self.asked: Optional[int] = None
+        # by loader: its iterator and how many batches that gave; how many an epoch has
+        self.given: Dict[int, Tuple[Any, int]] = {}
+        self.lengths: Dict[int, int] = {}
         self.batches = 0
         self.consumed: List[int] = []
         self.began = time.monotonic()
@@ -92,7 +96,23 @@ class StepRecorder:
         )
         self.asked = loader
 
+    def iterates(self, loader: int, iterator: Any) -> None:
+        """`iterator` has given one more batch. An epoch whose every batch came out is over when the
+        next one begins, though nobody asked for more.
+        """
+        reference, given = self.given.get(loader, (None, 0))
+        if reference is None or reference() is not iterator:
+            if given and given == self.lengths.get(loader):
+                self.exhausted(loader)
+            reference, given = weakref.ref(iterator), 0
+            try:
+                self.lengths[loader] = len(iterator)
+            except Exception:  # of a data set that does not know
+                self.lengths[loader] = -1
+        self.given[loader] = (reference, given + 1)
+
     def exhausted(self, loader: int) -> None:
+        self.given.pop(loader, None)
         self.asked = loader
         self.recording.write("epoch", loader=loader, after_step=self.steps)
 
@@ -155,9 +175,12 @@ class StepRecorder:
             if not self.dummy:
                 self.constructed(optimizer)
             return
+        if id(optimizer) in self.done_by:
+            self.amend = False  # with gradients that no backward pass of this process has made
         self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
+            self.call("Optimizer.step", moves_nothing=True, by=caller_in(_STATE_DICT))
             return
         self.constructed(optimizer)
         first = not self.stepped  # of those that step inside one backward, or of one update
@@ -219,7 +242,7 @@ class StepRecorder:
             else {}
         )
         changed = {name: parts for name, parts in state.items() if self.told.get(name) != parts}
-        before: Dict[str, Any] = {"settings_of": self.optimizers.settings(), **digests.generators()}
+        before: Dict[str, Any] = {"settings_of": self.settings_in(state), **digests.generators()}
         if state:
             before["objects"] = changed
         taken_back = self.taken_back(state)
@@ -250,10 +273,18 @@ class StepRecorder:
         self.earlier[now] = self.steps
         return undone
 
+    def settings_in(self, state: State) -> Dict[str, str]:
+        """By optimizer, the settings at the instant of `state`, which holds them unless nothing was
+        digested.
+        """
+        if state:
+            return {name: parts["settings"] for name, parts in state.items()}
+        return self.optimizers.settings()
+
     def start(self) -> None:
         """The state before the first step, and which step that is, if an earlier attempt had it."""
         self.find_models()
-        state, settings = self.before_state, self.optimizers.settings()
+        state, settings = self.before_state, self.settings_in(self.before_state)
         resumed = self.faults.resumed_after(state)
         self.recording.write(
             "start",
@@ -293,14 +324,16 @@ class StepRecorder:
             fields["amends"] = True
         else:
             self.steps += 1
+            self.done_by.clear()
             self.recording.seen = True
             self.thread = threading.get_ident()
+        self.done_by.update(id(optimizer) for optimizer in self.stepped)
         self.find_models()
         if self.digests_due(self.steps):
             fields.update(self.state_digests({id(optimizer) for optimizer in self.stepped}))
         else:
             self.last_state = {}
-        settings = self.optimizers.settings()
+        settings = self.settings_in(self.last_state)
         now = time.monotonic()
         self.recording.write(
             "step",
@@ -404,6 +437,20 @@ class StepRecorder:
 
     def call(self, what: str, **details: Any) -> None:
         self.recording.write("call", what=what, after_step=self.steps, **details)
+
+
+# makes a step of a fresh optimizer, so that it has a state
+_STATE_DICT = "torch.distributed.checkpoint.state_dict"
+
+
+def caller_in(module: str) -> str:
+    """The function of `module` that the job called, of those that are under way; empty if none."""
+    frame, name = sys._getframe(), ""  # type: Any, str
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
 
 
 def stack_height() -> int:

@@ -185,6 +185,13 @@ def test_a_package_above_the_one_asked_for_may_be_missing_too() -> None:
     )
 
 
+def test_a_package_is_looked_for_by_the_name_that_pip_has_for_it() -> None:
+    assert lacking("hydra-core") == ""  # it brings the module hydra
+    assert lacking("hydra-nowhere") == (
+        "hydra-nowhere is not installed (pip install hydra-nowhere)"
+    )
+
+
 def test_a_probe_says_the_last_line_of_what_refused() -> None:
     assert (
         prerequisites._refusal(

@@ -74,7 +74,11 @@ EXPECTED: dict[str, tuple[str, str]] = {
     ),
     "other data set": ("same input", "the same samples came out as other tensors"),
     "scheduler twice": ("restored: schedule and settings", SCHEDULE),
-    "scheduler anew": ("same trajectory", f"differs in settings (rank 0, attempt 1): {SCHEDULE}"),
+    "scheduler anew": (
+        "same trajectory",
+        "differs in settings (rank 0, attempt 1): the learning-rate schedule, or what else sets the"
+        " optimizer's settings, goes on otherwise",
+    ),
     "lr stale": ("restored: schedule and settings", SCHEDULE),
     "optimizer": (
         "restored: optimizer",
@@ -100,7 +104,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     ),
     "cold start": (
         "right checkpoint",
-        "attempt 1 went on after step 0, and a checkpoint of step 10 had been finished",
+        "attempt 1 began anew, and a checkpoint of step 10 had been finished",
     ),
     "one parameter": ("restored: parameters", PARAMETERS),
 }

@@ -37,6 +37,29 @@ def clipped_behind_the_counters() -> None:
             parameter.data.clamp_(-0.05, 0.05)
 
 
+def averaged_now_and_then() -> None:
+    """Local SGD: the ranks' models are averaged after every fourth step, through `.data`."""
+    model, optimizer = model_and_optimizer()
+    for step in range(1, 10):
+        update(model, optimizer, step)
+        if step % 4 == 0:
+            for parameter in model.parameters():
+                parameter.data.mul_(0.5)
+
+
+def one_element_behind_the_counters() -> None:
+    """From the fourth step on, one element of 128 is written through `.data` after each update."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(1, 19):
+        optimizer.zero_grad()
+        model(torch.full((2, 16), float(step))).square().mean().backward()
+        optimizer.step()
+        if step >= 4:
+            model.weight.data[1, 4] += 1.0
+
+
 def rate_is_searched() -> None:
     """A few updates are tried and taken back before the training."""
     model, optimizer = model_and_optimizer()
@@ -79,6 +102,8 @@ def evaluated_with_gradients() -> None:
 
 LOOPS: tuple[Callable[[], None], ...] = (
     clipped_behind_the_counters,
+    averaged_now_and_then,
+    one_element_behind_the_counters,
     rate_is_searched,
     folds,
     late_optimizer,

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ecrl
@@ -151,6 +152,15 @@ def loss_inside_the_step() -> None:
         optimizer.step(inside)
 
 
+def gradients_from_elsewhere() -> None:
+    """A server of parameters: others compute the gradients."""
+    model, optimizer, _ = parts()
+    for step in range(1, 4):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float(step))
+        optimizer.step()
+
+
 def dummy_step() -> None:
     """As DCP makes the state of a fresh optimizer before a load."""
     model, optimizer, loader = parts()
@@ -161,6 +171,14 @@ def dummy_step() -> None:
     optimizer.param_groups[0]["lr"] = 0.01
     for batch in loader:
         optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def state_asked_for_before_the_first_step() -> None:
+    model, optimizer, loader = parts()
+    get_optimizer_state_dict(model, optimizer)
+    for batch in loader:
         loss_of(model, batch).backward()
         optimizer.step()
 
@@ -181,6 +199,15 @@ def renamed() -> None:
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from torch.arange(24.0).reshape(8, 3)
+
+
+def nothing_is_asked_for_after_the_last_batch() -> None:
+    """As Lightning does, which knows how many there are; the third epoch is cut short."""
+    model, optimizer, loader = parts()
+    for count in (len(loader), len(loader), 1, len(loader)):
+        for _, batch in zip(range(count), loader, strict=False):
+            loss_of(model, batch).backward()
+            optimizer.step()
 
 
 def no_ids() -> None:
@@ -524,9 +551,22 @@ LOOPS: tuple[Callable[[], None], ...] = (
         two_optimizers,
         optimizer_in_backward,
     ),
-    *(step_calls_step, overflow, no_ids, workers, odd_batches),
+    *(
+        nothing_is_asked_for_after_the_last_batch,
+        step_calls_step,
+        overflow,
+        no_ids,
+        workers,
+        odd_batches,
+    ),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),
-    *(loss_inside_the_step, dummy_step, renamed),
+    *(
+        gradients_from_elsewhere,
+        loss_inside_the_step,
+        dummy_step,
+        state_asked_for_before_the_first_step,
+        renamed,
+    ),
     *(
         dcp_in_background,
         saved_by_a_thread,

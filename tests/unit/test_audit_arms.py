@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
@@ -18,14 +19,15 @@ import torch
 from ecrl import faults
 from ecrl.masking import masked, masked_text
 from ecrl_cli.audit import runner
-from ecrl_cli.audit.components import BROKEN, KEPT, UNKNOWN, judged_arm
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged_arm
 from ecrl_cli.audit.inside_save import recoverable
 from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
 from ecrl_cli.audit.progress import how_it_ended, last_words, progress
+from ecrl_cli.audit.promises import complete_record, right_checkpoint
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Steps, longest_gap, run_arm
 from ecrl_cli.audit.saving import SaveEvents, checkpoints, reads, save_events
-from ecrl_cli.audit.verdict import judge
+from ecrl_cli.audit.verdict import arms_of, judge
 from ecrl_cli.config import audit as config
 from ecrl_cli.config.audit import AuditConfig, AuditFailure, AuditKeys
 from ecrl_cli.errors import ConfigError
@@ -324,6 +326,60 @@ def test_a_checkpoint_that_is_read_by_its_folder_is_known(tmp_path: Path) -> Non
     assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 8)]
 
 
+def test_of_files_of_two_phases_the_one_that_was_enough_before_is_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """The second attempt reads the file of the first phase too, and goes on from that."""
+
+    def phase(name: str, step: int) -> list[Line]:
+        return [file("write", name, step), file("closed", name, step)]
+
+    first = process(6, *phase("phase1.pt", 4), *phase("state.pt", 4))
+    second = process(10, file("read", "state.pt", 0), *phase("state.pt", 4), first=4, attempt=1)
+    third = process(
+        LAST, file("read", "state.pt", 0), file("read", "phase1.pt", 0), first=4, attempt=2
+    )
+    arm = recorded(tmp_path / "struck", first, second, third)
+    assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [
+        (4, 4),
+        (4, 8),
+    ]
+
+
+def test_a_rank_that_makes_no_step_of_its_own_is_on_record_by_its_files(tmp_path: Path) -> None:
+    """Rank 1 computes gradients for rank 0. Where it trains undisturbed, it is missing."""
+
+    def with_files(folder: Path, *steps: Line) -> Arm:
+        lines = [{"type": "process", "format": 1, "rank": 1, "world_size": 2}, *steps]
+        write(folder, 0, 1, [*lines, file("write", "rank1.pt", 4)])
+        return recorded(folder, process(LAST))
+
+    arm = judged_arm(with_files(tmp_path / "struck"))
+    assert complete_record(arm, judged_arm(with_files(tmp_path / "ref"))).status == KEPT
+    trained = [line for line in process(LAST, rank=1) if line["type"] in ("start", "step")]
+    missing = complete_record(arm, judged_arm(with_files(tmp_path / "ref2", *trained)))
+    assert (missing.status, missing.message) == (
+        UNKNOWN,
+        "attempt 0 had 2 processes, and the record lacks rank 1",
+    )
+
+
+def test_where_an_attempt_went_on_is_not_known_is_said(tmp_path: Path) -> None:
+    again = process(LAST, first=4, attempt=1)
+    strange = [
+        line | {"objects": {}, "params": "strange", "optimizer": "strange"}
+        if line["type"] == "start"
+        else line
+        for line in again
+    ]
+    arm = recorded(tmp_path / "struck", process(10, *saved(4), *saved(8)), strange)
+    finding = right_checkpoint(judged_arm(arm))
+    assert (finding.status, finding.message) == (
+        NOT_CHECKED,
+        "where attempt 1 went on is not on record (a checkpoint of step 8 had been finished)",
+    )
+
+
 def test_what_a_resume_read_is_traced_to_its_save(tmp_path: Path) -> None:
     again = process(
         LAST,
@@ -374,6 +430,23 @@ def test_a_job_that_goes_on_from_the_checkpoint_before_has_recovered(tmp_path: P
         == "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
         " checkpoint"
     )
+
+
+def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_from(
+    tmp_path: Path,
+) -> None:
+    first = process(8, *saved(4), *saved(8)[:2], struck("checkpoint-8/model.bin", "torn", 8))
+    later = struck("checkpoint-12/model.bin", "empty", 4) | {"step": 12}
+    second = process(12, *saved(4), later, first=8, attempt=1)
+    died = {"exit_code": None, "signal": 9, "planned": True}
+    arm = recorded(tmp_path / "inside-save", first, second, launches=[died, died])
+    (finding,) = recoverable(judged_arm(arm))
+    assert (finding.status, finding.message) == (
+        KEPT,
+        "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
+        " checkpoint; of 1 more it is not on record",
+    )
+    assert finding.evidence == ("nothing was started after checkpoint-12/model.bin empty",)
 
 
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
@@ -481,16 +554,39 @@ def test_an_arm_that_the_user_stopped_blames_nobody(tmp_path: Path) -> None:
     assert verdict.status == "unknown" and verdict.diagnosis == told["struck"][1]
 
 
-@pytest.mark.parametrize(("name", "status"), [("inside-save", KEPT), ("struck", UNKNOWN)])
-def test_of_the_points_of_one_save_those_that_happened_count(
+@pytest.mark.parametrize(
+    ("name", "status"), [("inside-save", KEPT), ("twice", KEPT), ("struck", UNKNOWN)]
+)
+def test_of_the_deaths_that_were_drawn_those_that_happened_count(
     tmp_path: Path, name: str, status: str
 ) -> None:
+    """A death that the user has named is due."""
     arm = recorded(tmp_path / name, process(LAST, struck("a", "torn", 4)), launches=[{}])
     planned = {
         0: "kill of rank 0 at step 4 (save: a torn)",
         1: "kill of rank 0 at step 4 (save: b torn)",
     }
-    assert progress(judged_arm(replace(arm, planned=planned))).status == status
+    arm = replace(arm, planned=planned)
+    finding = progress(judged_arm(arm))
+    assert finding.status == status
+    if status == KEPT:
+        assert finding.message.endswith("; 1 further death was not reached")
+        assert finding.evidence == (f"never happened: {planned[1]}",)
+    nothing = recorded(tmp_path / "none" / name, process(LAST), launches=[{}])
+    finding = progress(judged_arm(replace(nothing, planned=planned)))
+    assert finding.status == UNKNOWN and finding.message.endswith(planned[0])
+
+
+def test_a_valid_answer_says_how_many_deaths_were_not_reached(tmp_path: Path) -> None:
+    references, (arm,) = arms_of(healthy(tmp_path))
+    arm = replace(arm, name="twice", planned={0: "kill at step 5", 1: "kill at step 9"})
+    with mock.patch.object(Arm, "happened", {0}):
+        verdict = judge(references, [arm])
+    assert (verdict.status, verdict.diagnosis) == (
+        "valid",
+        "1 run with failures ended bit for bit as the undisturbed one (1 further death was not"
+        " reached)",
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ecrl import files
 from ecrl.faults import matches
 from ecrl.files import looks_binary
+from ecrl.recording import Recording
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.saving import checkpoints
 from tests.unit.audit_recordings import write
@@ -264,6 +267,28 @@ def test_a_planned_error_inside_a_save_reaches_the_job(tmp_path: Path) -> None:
     )
     lines = run(tmp_path, code, [strike("state.bin:before", kind="raise")], rc=1)
     assert [line["kind"] for line in lines if line["type"] == "strike"] == ["raise"]
+
+
+def test_a_rank_dies_when_the_others_have_done_their_part_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 records until the time 1.2 and is quiet then, or records for ever."""
+    write(tmp_path, 0, 0, [{"type": "process"}])
+    record = write(tmp_path, 0, 1, [{"type": "process"}])
+    now, until = 0.0, 0.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now < until:
+            record.write_text(record.read_text() + "{}\n")
+        (tmp_path / "attempt-00" / "output.log").write_text("x" * int(1000 * now))
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
+    for goes_on_until, due in ((1.2, 1.7), (99.0, 3.0)):
+        now, until = 0.0, goes_on_until
+        files._let_other_ranks_go_on(Recording(str(tmp_path)))
+        assert now == pytest.approx(due, abs=0.02)
 
 
 def test_a_slow_writers_thread_lets_training_go_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ go.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,27 @@ def test_what_the_job_writes_between_two_updates_is_seen_also_through_data(recor
     )
     # each update, and each clipping after it, changes them
     assert len({*behind, *before}) == 2 * len(steps)
+
+
+def rewritten(recorded: Path, loop: str) -> list[int]:
+    """The steps before which the parameters are others than behind the step before."""
+    steps = process(recorded, loop).steps
+    (name,) = steps[0].optimizers
+    return [
+        later.number
+        for earlier, later in itertools.pairwise(steps)
+        if later.optimizers_before[name].params != earlier.optimizers[name].params
+    ]
+
+
+def test_what_is_written_through_data_now_and_then_is_seen(recorded: Path) -> None:
+    assert rewritten(recorded, "averaged_now_and_then") == [5, 9]
+
+
+def test_a_single_element_that_is_written_through_data_is_seen_at_the_next_check(
+    recorded: Path,
+) -> None:
+    assert rewritten(recorded, "one_element_behind_the_counters") == [16, 17, 18]
 
 
 def test_a_step_that_is_taken_back_is_none_of_the_training(recorded: Path) -> None:

@@ -54,6 +54,42 @@ def add_cold(folder: Path) -> None:
         write(folder / "cold", 0, rank, attempt_lines(rank, 0, 3))
 
 
+def add_control(folder: Path, left_out: bool, lost: bool) -> None:
+    """The arm whose restart leaves out the optimizer's state; `lost`: it shows."""
+    call = {"type": "call", "what": "control", "left_out": "optimizer", "after_step": 0}
+    for attempt, (first, last) in enumerate(((0, 10), (8, LAST))):
+        for rank in (0, 1):
+            lines = attempt_lines(rank, first, last, resumed=attempt > 0)
+            if attempt and lost:
+                changed = {
+                    "start": {"optimizer": told("fresh"), "entries": 0},
+                    "step": {"params": told("after"), "optimizer": told("after")},
+                }
+                lines = [line | changed.get(line["type"], {}) for line in lines]
+            if attempt and left_out:
+                lines.insert(1, call)
+            write(folder / "control", attempt, rank, lines)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "lost", "status", "said"),
+    [
+        (True, True, "valid", "without the optimizer's state, left out on purpose, was seen: the"),
+        (True, False, "unknown", "left out on purpose, broke no promise: the evidence is blind"),
+        (False, False, "unknown", "nothing could be left out"),
+    ],
+)
+def test_what_the_control_leaves_out_must_be_seen(
+    recorded: Path, left_out: bool, lost: bool, status: str, said: str
+) -> None:
+    add_control(recorded, left_out, lost)
+    verdict = judge_folder(recorded, None, "auto")
+    (control,) = [found for found in verdict.findings if found.arm == "control"]
+    assert said in control.message and verdict.status == status
+    assert control.status == ("kept" if status == "valid" else "unknown")
+    assert [judged.arm.name for judged in verdict.arms] == ["struck"]
+
+
 def test_an_attempt_that_differs_from_a_cold_start_has_used_its_state(recorded: Path) -> None:
     add_cold(recorded)
     verdict = judge_folder(recorded, None, "auto")

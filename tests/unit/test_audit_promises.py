@@ -23,6 +23,7 @@ from ecrl_cli.cli.audit import audit
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
 from tests.unit.audit_recordings import (
     LAST,
+    Change,
     attempt_lines,
     change,
     healthy,
@@ -285,6 +286,164 @@ def test_the_diagnosis_is_the_cause_and_not_what_follows_from_it(recorded: Path,
     assert said in judged(recorded).diagnosis
 
 
+@pytest.mark.parametrize(
+    ("first", "status"), [((0.5, 0.5), "valid"), ((0.5, 0.25), "valid"), ((), "invalid")]
+)
+def test_passes_that_each_process_makes_before_it_trains_are_no_other_loss(
+    recorded: Path, first: tuple[float, ...], status: str
+) -> None:
+    """As for DDP's buckets; a step that lacks its own loss has another one."""
+
+    def warmed_up(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] != "step" or line["step"] != 1:
+            return line
+        return line | {"losses": [*first, *line["losses"]] if first else [0.5]}
+
+    change(recorded, 1, warmed_up)
+    assert judged(recorded).status == status
+
+
+@pytest.mark.parametrize(
+    ("restored", "said"),
+    [
+        (True, "what shuffles them, a generator of its own perhaps, went on from another state"),
+        (False, "the shuffle, or its generator, was not restored"),
+    ],
+)
+def test_another_order_is_no_fault_of_generators_that_came_back(
+    recorded: Path, restored: bool, said: str
+) -> None:
+    def shuffled(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "batch":
+            return line | {"ids": ids(17 - line["n"], 0)}
+        return line | ({} if restored or line["type"] != "start" else {"rng": told("other")})
+
+    for path in recorded.rglob("*.jsonl"):  # Python's generator is seeded by nobody
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        unseeded = {"rng_python": told(str(path))}
+        lines = [line | unseeded if line["type"] in ("start", "step") else line for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(recorded, 2, shuffled, ranks=(0,))
+    (once,) = [
+        finding for finding in judged(recorded).findings if finding.promise == "exactly once"
+    ]
+    assert once.message == (
+        f"from step 13 to 16 the due samples came in another order (rank 0, attempt 2): {said}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("called", "said"),
+    [
+        ([], []),
+        (["load_state_dict"], ["sets no epoch"]),
+        (["set_epoch", "load_state_dict"], []),
+        (["shuffle", "set_epoch", "load_state_dict"], ["the buffer of shuffle"]),
+        (["shuffle", "load_state_dict"], ["sets no epoch", "the buffer of shuffle"]),
+    ],
+)
+def test_what_a_streamed_data_sets_state_leaves_out_is_named_beside_wrong_samples(
+    recorded: Path, called: list[str], said: list[str]
+) -> None:
+    names = [f"IterableDataset.{name}" for name in called]
+    calls = [{"type": "call", "what": name, "buffer": 10, "after_step": 0} for name in names]
+    change(recorded, 1, lambda line: line | ({"ids": [90, 91]} if line["type"] == "batch" else {}))
+    for path in (recorded / "struck" / "attempt-01").glob("*.jsonl"):
+        path.write_text(path.read_text() + "".join(json.dumps(call) + "\n" for call in calls))
+    (once,) = [found for found in judged(recorded).findings if found.promise == "exactly once"]
+    hints = [text for text in once.evidence if "IterableDataset" in text]
+    assert len(hints) == len(said) and all(a in b for a, b in zip(said, hints, strict=True))
+
+
+def uneven_rank(rank: int, first: int, last: int, rate: float) -> list[dict[str, Any]]:
+    """Rank 0 makes four steps an epoch, rank 1 five; between epochs their states become one."""
+    per = 4 + rank
+
+    def state(*words: object) -> dict[str, Any]:
+        return {"SGD[1]ab": {"params": told(*words), "optimizer": told("moments", *words)}}
+
+    def before(step: int) -> dict[str, Any]:
+        epoch, place = divmod(step - 1, per)
+        return state("behind", rank, step - 1) if place else state("epoch", epoch)
+
+    lines: list[dict[str, Any]] = [
+        {"type": "process", "format": 1, "rank": rank, "world_size": 2},
+        {"type": "start", "objects": before(first + 1)},
+    ]
+    for step in range(first + 1, last + 1):
+        settings = {"SGD[1]ab": told("settings", rate if first else 1.0, (step - 1) // per)}
+        instant = {"objects": before(step), "settings_of": settings}
+        lines.append(
+            {
+                "type": "step",
+                "step": step - first,
+                "losses": [step + rank / 2],
+                "objects": state("behind", rank, step),
+                "settings_of": settings,
+                "who": ["SGD[1]ab"],
+                "before": instant,
+            }
+        )
+    return lines
+
+
+@pytest.mark.parametrize(("rate", "status"), [(1.0, "valid"), (0.5, "invalid")])
+def test_ranks_that_make_different_numbers_of_steps_are_each_held_against_their_own(
+    tmp_path: Path, rate: float, status: str
+) -> None:
+    for name, parts in (("ref", [(0, 2)]), ("ref2", [(0, 2)]), ("struck", [(0, 1), (1, 2)])):
+        write_arm(tmp_path / name, *[(0, LAST)] * len(parts))
+        for attempt, (first, last) in enumerate(parts):
+            for rank in (0, 1):
+                (path,) = (tmp_path / name / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
+                lines = uneven_rank(rank, first * (4 + rank), last * (4 + rank), rate)
+                path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judged(tmp_path)
+    assert verdict.status == status, render(verdict, "audit")
+    if status == "invalid":
+        assert "differs from step 5 on, first in settings" in verdict.diagnosis
+
+
+def test_who_made_a_step_of_a_fresh_optimizer_is_named_beside_its_lost_state(
+    recorded: Path,
+) -> None:
+    asked = {"type": "call", "what": "Optimizer.step", "by": "get_state_dict", "after_step": 0}
+    change(recorded, 1, starts(optimizer=told("a step without gradients")))
+    for path in (recorded / "struck" / "attempt-01").glob("*.jsonl"):
+        path.write_text(path.read_text() + json.dumps(asked) + "\n")
+    findings = judged(recorded).findings
+    (lost,) = [
+        found for found in findings if found.promise == "restored: optimizer" and found.step == 9
+    ]
+    assert lost.evidence == (
+        "get_state_dict was called on an optimizer that had made no step: it makes one, without"
+        " gradients, and counters and moments are those of a step then; call it after the first"
+        " step",
+    )
+
+
+def test_another_optimizer_on_the_same_parameters_is_named(tmp_path: Path) -> None:
+    def trained_with(name: str) -> Change:
+        return lambda line: (
+            line | {"objects": {name: {"params": line["params"], "optimizer": name}}}
+            if line["type"] in ("start", "step")
+            else line
+        )
+
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+    change(tmp_path, 0, trained_with("SGD[4]ab"))
+    change(tmp_path, 1, trained_with("Adam[4]ab"))
+    (lost,) = [
+        finding for finding in judged(tmp_path).findings if finding.promise.startswith("restored")
+    ]
+    assert (lost.promise, lost.status, lost.message) == (
+        "restored: optimizer",
+        "broken",
+        "attempt 1 trains the parameters of step 8 with Adam of 4 tensors, and they were trained"
+        " with SGD of 4 tensors: the optimizer is another one",
+    )
+
+
 def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
     for name in ("ref", "ref2"):
         write_arm(tmp_path / name, (0, LAST))
@@ -466,6 +625,50 @@ def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) 
     assert finding.status == "broken" and finding.message.startswith(
         "2 samples came too often and 2 are missing, of 64"
     )
+
+
+@pytest.mark.parametrize(("first", "due"), [(13, "kept"), (14, "broken")])
+def test_what_a_step_had_consumed_before_a_restart_is_not_missing(
+    recorded: Path, first: int, due: str
+) -> None:
+    """Step 13 consumes two batches, between which the job saves and dies."""
+    for path in (*(recorded / "ref").rglob("*.jsonl"), *(recorded / "ref2").rglob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [
+            line | {"ids": [90, 91, *line["ids"]]}
+            if (line["type"], line.get("n")) == ("batch", 13)
+            else line
+            for line in lines
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(first, 0)} if (line["type"], line.get("n")) == ("batch", 1) else line
+        ),
+        (0,),
+    )
+    assert status(judged(recorded, "free"), "exactly once") == [due]
+
+
+def test_a_generator_without_effect_breaks_nothing_where_a_step_is_done_again_in_part(
+    tmp_path: Path,
+) -> None:
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+    for path in tmp_path.rglob("*.jsonl"):
+        again = path.parent.name == "attempt-01"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] == "batch" and line["n"] == 9 and not again:
+                line["ids"] = [90, 91, *line["ids"]]
+            if line["type"] in ("start", "step") and again:
+                line["rng"] = told("another seed of the loader", line.get("step"))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = judged(tmp_path)
+    assert verdict.status == "valid", render(verdict, "audit")
 
 
 def test_what_the_recorder_could_not_see_makes_it_unknown(recorded: Path) -> None:

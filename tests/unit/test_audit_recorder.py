@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from ecrl import digests, faults, recording
 from ecrl.faults import Faults, PlannedFailure
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
-from ecrl.steps import as_number
+from ecrl.steps import StepRecorder, as_number
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.records import Arm, read_arm
@@ -250,6 +251,31 @@ def test_a_checkpoint_is_known_by_the_name_that_it_ends_with(recorded: Path) -> 
         "step-4/model.pt",
     ]
     assert {save["after_step"] for save in saves} == {4}
+
+
+def test_an_epoch_whose_batches_all_came_is_over_though_nobody_asks_for_more(
+    recorded: Path,
+) -> None:
+    """An epoch that is cut short is none that has ended."""
+    assert process(recorded, "nothing_is_asked_for_after_the_last_batch").epochs == [4, 8]
+    assert process(recorded, "plain").epochs == [4]
+
+
+def test_each_step_of_an_optimizer_without_a_backward_pass_is_one(recorded: Path) -> None:
+    steps = process(recorded, "gradients_from_elsewhere").steps
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert len({step.digests["params"] for step in steps}) == 3
+
+
+@pytest.mark.parametrize(
+    ("loop", "by"),
+    [("dummy_step", ""), ("state_asked_for_before_the_first_step", "get_optimizer_state_dict")],
+)
+def test_who_makes_a_step_that_moves_nothing_is_on_record(
+    recorded: Path, loop: str, by: str
+) -> None:
+    calls = [call for call in process(recorded, loop).calls if call["what"] == "Optimizer.step"]
+    assert [(call["by"], call["after_step"]) for call in calls] == [(by, 0)]
 
 
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
@@ -481,6 +507,30 @@ def test_a_setting_is_told_apart_however_it_is_changed() -> None:
     assert len(set(seen)) == len(seen)
 
 
+def test_settings_are_read_once_before_an_update_and_once_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ECRL_RECORD", str(tmp_path))
+    read = digests.settings
+    counted: list[int] = []
+
+    def counting(optimizers: Any) -> str:
+        counted.append(follower.steps)
+        return read(optimizers)
+
+    monkeypatch.setattr(digests, "settings", counting)
+    follower = StepRecorder(Recording(str(tmp_path)))
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    follower.constructed(optimizer)
+    for _ in range(3):
+        follower.backward_begins(None)
+        follower.backward_ends()
+        follower.before_step(optimizer)
+        follower.after_step(optimizer)
+    assert counted == [0, 1, 1, 2, 2, 3]
+
+
 def test_a_session_digests_what_the_job_watches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -576,6 +626,29 @@ def test_a_batch_is_written_with_the_step_that_consumes_it_or_a_second_later(
     monkeypatch.setattr(recording, "_HELD_S", -1.0)
     record.write("batch", n=3)
     assert written()[4:] == ["batch", "batch"]
+
+
+def test_a_line_that_another_thread_writes_meanwhile_is_on_record_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Checkpoints are written by threads, and told of while the training thread tells of a step."""
+    record, writes = Recording(str(tmp_path)), os.write
+    record.write("step", step=1)
+    saver = threading.Thread(target=lambda: record.write("save", done=True))
+
+    def interrupted(descriptor: int, data: bytes) -> int:
+        if saver.ident is None:
+            saver.start()
+            saver.join(0.2)  # it ends at once, unless it waits for its turn
+        return writes(descriptor, data)
+
+    monkeypatch.setattr(os, "write", interrupted)
+    record.write("batch", n=1)
+    record.write("step", step=2)
+    saver.join()
+    (path,) = tmp_path.rglob("*.jsonl")
+    kinds = [json.loads(line)["type"] for line in path.read_text().splitlines()]
+    assert kinds == ["process", "step", "batch", "step", "save"]
 
 
 def test_a_folder_that_cannot_be_written_stops_the_record_and_not_the_job(

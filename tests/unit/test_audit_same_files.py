@@ -4,6 +4,8 @@ nothing that a healthy recovery changes is broken.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from argparse import Namespace
 from collections.abc import Callable
@@ -198,6 +200,27 @@ def _accelerate(tuples: bool) -> Leave:
     return lambda folder: torch.save(
         dict(sorted(state.items(), reverse=tuples)), folder / "random_states_0.pkl"
     )
+
+
+def _slot(last: str, best: float = 0.5) -> Leave:
+    """A checksum, and then what torch.save wrote; `last` and the name of the first entry are one
+    text or two for pickle.
+    """
+
+    def leave(folder: Path) -> None:
+        buffer = io.BytesIO()
+        torch.save({"a name": torch.ones(2), "last": last, "best": best}, buffer)
+        raw = buffer.getvalue()
+        (folder / "slot0.bin").write_bytes(hashlib.sha256(raw).digest() + raw)
+
+    return leave
+
+
+def test_a_file_of_torch_behind_a_checksum_is_judged_by_its_content(tmp_path: Path) -> None:
+    same = "".join(["a", " name"])  # equal to the key, and another object
+    assert _judged(tmp_path / "a", _slot("a name"), _slot(same)).status == "kept"
+    wrong = _judged(tmp_path / "b", _slot("a name"), _slot(same, best=0.25))
+    assert wrong.message == "slot0.bin: best is 0.25, in both undisturbed runs 0.5"
 
 
 def _dcp(folder: Path) -> None:

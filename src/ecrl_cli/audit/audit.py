@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from ecrl.masking import masked, masked_text
 from ecrl_cli.audit.components import judged_arm
+from ecrl_cli.audit.control import CONTROL, component_of
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.files import write_inventory
 from ecrl_cli.audit.lineage import path_of
@@ -80,6 +81,11 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
     if config.audit.cold:
         faulted += _cold(job, references[0], folder, say)
+    if config.audit.control:
+        left_out = component_of(faulted)
+        why = f"its restart leaves out the {left_out} on purpose"
+        spoilt = PlannedArm(CONTROL, why, plan[0].faults)
+        faulted.append(_faulted(replace(job, control=left_out), spoilt, folder, say))
     verdict = judge(references, faulted, config.audit.order, anew=config.audit.anew)
     write_result(folder, verdict, asked)
     return folder, verdict

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimizers_apart
 from ecrl_cli.audit.lineage import Path, Resumed
 from ecrl_cli.audit.steps import Step
+from ecrl_cli.errors import plural
 
 # pairs of samples that tell a shuffle from a position, and the share of them that chance leaves
 FEWEST_PAIRS, SHUFFLED = 6, 0.25
@@ -111,7 +112,7 @@ def _later(step: int, begun: Resumed | None, otherwise: str) -> str:
     if begun is None:
         return "before any restart"
     distance = step - (begun.after or 0)
-    return f"{distance} steps after attempt {begun.attempt} began: {otherwise}"
+    return f"{plural(distance, 'step')} after attempt {begun.attempt} began: {otherwise}"
 
 
 def _watched_apart(due: Step, ours: Step) -> list[str]:

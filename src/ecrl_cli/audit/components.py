@@ -133,15 +133,20 @@ class Entered(tuple[str, ...]):
 def differing(one: Step, other: Step, resumed: bool = False) -> tuple[str, ...]:
     """The components that both recorded with different values. `resumed`: `one` is the first step
     of an attempt that may have gone on in the middle of it, after some of its micro-batches: it has
-    the rest of what was due.
+    the rest of what was due; and before it the losses of passes that each process makes before it
+    trains (for DDP's buckets, say).
     """
-    values = [(name, value_of(one, name), value_of(other, name)) for name in COMPONENTS]
-    pairs = [
-        (name, a, _rest(b, a) if resumed else b)
-        for name, a, b in values
-        if a is not None and b is not None
-    ]
-    return tuple(name for name, a, b in pairs if unequal(a, b))
+    names = []
+    for name in COMPONENTS:
+        ours, due = value_of(one, name), value_of(other, name)
+        if ours is None or due is None:
+            continue
+        if resumed:
+            due = _rest(due, ours)
+            ours = _rest(ours, due) if name == "loss" else ours
+        if unequal(ours, due):
+            names.append(name)
+    return tuple(names)
 
 
 def _rest(due: object, ours: object) -> object:
@@ -279,7 +284,9 @@ def judged_arm(
     path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
     again = {
-        name for _, _, _, before, after in path.done_again for name in differing(before, after)
+        name
+        for number, _, attempt, before, after in path.done_again
+        for name in differing(after, before, path.is_first(number, attempt))
     } - ignored
     names = {name for found in differs.values() for name in found} | again
     # What first differs in one of the last steps has had nothing to show itself in.

@@ -19,7 +19,7 @@ from ecrl_cli.audit.inert_pickle import Elements, Instance, Named, Pairs
 from ecrl_cli.audit.torch_save_file import Storage, Tensor, TorchSaveFile
 from ecrl_cli.checkpoint.format.hashing import hexdigest, streamed
 from ecrl_cli.checkpoint.format.names import DIGEST
-from ecrl_cli.checkpoint.format.torch_file import Window
+from ecrl_cli.checkpoint.format.torch_file import Read, Window
 from ecrl_cli.checkpoint.repair.folder_manifest import npy_facts, npz_facts, safetensors_facts
 from ecrl_cli.errors import first_line
 from ecrl_cli.records.safe_read import opened
@@ -36,6 +36,8 @@ MAX_LINES = 20_000
 FEWEST_INTEGERS = 32  # a list of so many integers (a generator's state, an order) is one value
 MOST_ELEMENTS = 2000  # a list of more numbers is one value
 _PIECE = 4 * 2**20
+# where the zip file inside a file of another format may begin, and how long its end may be
+_FRONT, _ZIP_END = 4096, 2**16 + 22
 DIGEST_LENGTH = 16  # hexadecimal digits
 _UNPACKED = 2**36  # bytes of an .npz
 
@@ -94,9 +96,12 @@ def _read(path: Path, fd: int, size: int, folder: str) -> Content:
     if suffix in (".npz", ".npy"):
         return of_entries(dict(_of_numpy(fd, suffix)), size)
     if start[:4] == b"PK\x03\x04":
-        return of_entries(_of_zip(fd, size, folder), size)
+        return of_entries(_of_zip(_reader(fd), size, folder), size)
+    if front := _in_front_of_zip(fd, size):
+        inner = _of_zip(_reader(fd, front), size - front, folder)
+        return of_entries({**inner, "bytes in front": str(front)}, size)
     if start[:1] == b"\x80" and start[1:2] <= b"\x05" and suffix in TORCH:
-        return of_entries(Flattener(_file_of(fd, size), folder).entries(), size)
+        return of_entries(Flattener(TorchSaveFile(_reader(fd), size), folder).entries(), size)
     if suffix in _PICTURES:
         return Content("picture", size, _whole(fd, size))
     opaque = next((name for magic, name in _OPAQUE.items() if start.startswith(magic)), "")
@@ -123,8 +128,18 @@ def _whole(fd: int, size: int) -> str:
     return streamed(DIGEST, b"", (os.pread(fd, _PIECE, at) for at in range(0, size, _PIECE)))
 
 
-def _file_of(fd: int, size: int, member: str = "data.pkl") -> TorchSaveFile:
-    return TorchSaveFile(lambda at, count: os.pread(fd, count, at), size, member)
+def _reader(fd: int, front: int = 0) -> Read:
+    """Reads the file from `front` on."""
+    return lambda at, count: os.pread(fd, count, front + at)
+
+
+def _in_front_of_zip(fd: int, size: int) -> int:
+    """How many bytes stand in front of a zip file that the file ends with: a checksum or a length
+    of it, in the formats that jobs make for themselves. 0 if it is no such file.
+    """
+    begins = os.pread(fd, _FRONT, 0).find(b"PK\x03\x04")
+    end = max(0, size - _ZIP_END)
+    return begins if begins > 0 and b"PK\x05\x06" in os.pread(fd, _ZIP_END, end) else 0
 
 
 def _of_numpy(fd: int, suffix: str) -> Iterator[tuple[str, str]]:
@@ -138,16 +153,16 @@ def _of_numpy(fd: int, suffix: str) -> Iterator[tuple[str, str]]:
             yield name, f"{array.dtype} {array.shape} {array.digest[:DIGEST_LENGTH]}"
 
 
-def _of_zip(fd: int, size: int, folder: str) -> dict[str, str]:
+def _of_zip(read: Read, size: int, folder: str) -> dict[str, str]:
     """A file of torch.save or of TorchScript; of another zip file each member: the times in it are
     no content.
     """
-    window = Window(lambda at, count: os.pread(fd, count, at), size, 2**24)
+    window = Window(read, size, 2**24)
     with zipfile.ZipFile(cast(IO[bytes], window)) as archive:
         names = archive.namelist()
         pickled = any(name.endswith("/data.pkl") for name in names)
         window.allow(2 * size + 2**24)
-        entries = Flattener(_file_of(fd, size), folder).entries() if pickled else {}
+        entries = Flattener(TorchSaveFile(read, size), folder).entries() if pickled else {}
         left = 2 * size + 2**28
         for info in archive.infolist():
             name = info.filename.partition("/")[2] if pickled else info.filename

@@ -50,14 +50,14 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
     arm, inside = judged.arm, deaths(judged.arm)
     if not inside or arm.stopped:
         return
-    found = [
-        finding for death in inside for finding in [_after(judged, death)] if finding is not None
-    ]
-    yield from (finding for finding in found if finding.status == BROKEN)
-    if any(finding.status == BROKEN for finding in found):
+    after = [(death, _after(judged, death)) for death in inside]
+    broken = [finding for _, finding in after if finding is not None and finding.status == BROKEN]
+    yield from broken
+    if broken:
         return
-    told = ", ".join(dict.fromkeys(map(str, inside)))
-    if len(found) == len(inside):
+    recovered = [death for death, finding in after if finding is None]
+    told = ", ".join(dict.fromkeys(map(str, recovered or inside)))
+    if not recovered:
         yield ArmFinding(
             RECOVERABLE,
             NOT_CHECKED,
@@ -65,13 +65,13 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
             arm.name,
         )
         return
-    yield ArmFinding(
-        RECOVERABLE,
-        KEPT,
-        f"after {plural(len(inside), 'death')} inside a save ({told}) it went on from a finished"
-        " checkpoint",
-        arm.name,
+    said = (
+        f"after {plural(len(recovered), 'death')} inside a save ({told}) it went on from a finished"
+        " checkpoint"
     )
+    open_ones = tuple(finding.message for _, finding in after if finding is not None)
+    said += f"; of {len(open_ones)} more it is not on record" if open_ones else ""
+    yield ArmFinding(RECOVERABLE, KEPT, said, arm.name, evidence=open_ones)
 
 
 def _after(judged: Judged, death: Death) -> ArmFinding | None:

@@ -31,6 +31,7 @@ class Moment:
     when: str
     optimizers: Optimizers
     who: tuple[str, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Resumed:
     `after`: the step whose state it had; None: that of no recorded step. `proof`: what showed it:
     content, load (a checkpoint that was read), declared (the job's own numbers), first (nothing
     came before) or nothing. `began`: by rank, the optimizers' state before its first update; `due`:
-    by optimizer, what that state had to be (any of those recorded after step `after`).
+    by optimizer, what that state had to be (any of those recorded after step `after`). `after_of`:
+    by rank, where the ranks make different numbers of steps, `after` in its own counting.
     """
 
     attempt: int
@@ -69,6 +71,11 @@ class Resumed:
     # of the finished checkpoints that a thread wrote beside the steps, the newest: it may hold an
     # earlier step
     newest_aside: int | None = None
+    after_of: Mapping[int, int] = field(default_factory=dict)
+
+    def after_on(self, rank: int) -> int:
+        """The step of `rank` after which it went on."""
+        return self.after_of.get(rank, self.after or 0)
 
     def steps_with(self, key: str, name: str, digest: str) -> list[int]:
         """The steps after which optimizer `name` had these parameters (`key` params) or this state
@@ -121,9 +128,15 @@ class Path:
         return [
             moment
             for number, ranks in self.steps.items()
-            for _, step in ranks.values()
-            for moment in _moments_of(step, number)
+            for rank, (_, step) in ranks.items()
+            for moment in _moments_of(step, number, rank)
         ]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the ranks make different numbers of steps."""
+        last = {rank: number for number in sorted(self.steps) for rank in self.steps[number]}
+        return len(set(last.values())) > 1
 
 
 def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
@@ -145,6 +158,7 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
     aside: list[Saved] = []
+    enough: list[frozenset[str]] = []  # kinds of files that an attempt went on from the newest by
     saves_at_all = undisturbed is not None and any(
         save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside)
     )
@@ -152,7 +166,7 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
         begun = (
-            _resumed((number, processes), loaded, moments, saves)
+            _resumed((number, processes), loaded, moments, (saves, enough))
             if offsets
             else Resumed(number, 0, "first", (), None)
         )
@@ -161,12 +175,16 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
             saves_at_all=saves_at_all,
             newest_aside=max((save.step for save in aside), default=None),
         )
+        if offsets and undisturbed is not None and undisturbed.uneven:
+            begun = replace(begun, after_of=_by_rank(begun, processes))
         if offsets:
             resumed.append(begun)
+        if begun.proof == "content" and begun.after and begun.after == begun.newest_saved:
+            enough.append(_kinds_of(loaded, saves))
         offset = offsets[number] = begun.after or 0
-        _overwrite(steps, again, processes, (number, sizes), offset)
+        _overwrite(steps, again, processes, (number, sizes), begun)
         for process in processes:
-            moments += _moments(process, offset, resumed=bool(resumed))
+            moments += _moments(process, begun.after_on(process.rank), resumed=bool(resumed))
         for one in saved:
             if one.attempt == number and one.finished and offset + one.step:
                 (aside if one.overlapped else saves).append(Saved(offset + one.step, one.paths))
@@ -245,17 +263,22 @@ def _shortened(process: Process, trial: int) -> Process:
 
 
 def _overwrite(
-    steps: Any, again: Any, processes: list[Process], made: tuple[int, dict[int, int]], offset: int
+    steps: Any,
+    again: Any,
+    processes: list[Process],
+    made: tuple[int, dict[int, int]],
+    begun: Resumed,
 ) -> None:
     """Let an attempt replace earlier passes of its steps and record those in `again`. Steps after
     its last one are dropped, since their state was lost. `made`: the attempt, and how many
     processes each has; passes by another number are not compared.
     """
     attempt, sizes = made
+    offset = begun.after or 0
     done: dict[int, dict[int, tuple[int, Step]]] = {}
     for process in processes:
         for step in process.steps:
-            number = step.number if step.declared else offset + step.number
+            number = step.number + (0 if step.declared else begun.after_on(process.rank))
             done.setdefault(number, {})[process.rank] = (attempt, step)
     for number, ranks in done.items():
         for rank, (_, step) in ranks.items():
@@ -269,7 +292,13 @@ def _overwrite(
             if number > offset and number not in done and number > max(done)
         ]:
             del steps[number]
-    steps.update(done)
+    for number, ranks in done.items():
+        kept = {
+            rank: entry
+            for rank, entry in steps.get(number, {}).items()
+            if number <= begun.after_on(rank)
+        }
+        steps[number] = {**kept, **ranks}
 
 
 def _moments(process: Process, offset: int, resumed: bool) -> list[Moment]:
@@ -279,33 +308,52 @@ def _moments(process: Process, offset: int, resumed: bool) -> list[Moment]:
     found = (
         []
         if process.start is None or resumed
-        else [Moment(offset, BEFORE, process.start["optimizers"])]
+        else [Moment(offset, BEFORE, process.start["optimizers"], rank=process.rank)]
     )
     for place, step in enumerate(process.steps):
-        moments = _moments_of(step, step.number if step.declared else offset + step.number)
+        number = step.number + (0 if step.declared else offset)
+        moments = _moments_of(step, number, process.rank)
         found += [moment for moment in moments if place or not resumed or moment.when != BEFORE]
     for save in process.saves:
         if save.get("optimizers"):
-            found.append(Moment(offset + save["after_step"], SAVED, save["optimizers"]))
+            after = offset + save["after_step"]
+            found.append(Moment(after, SAVED, save["optimizers"], rank=process.rank))
     return found
 
 
-def _moments_of(step: Step, number: int) -> Iterator[Moment]:
+def _moments_of(step: Step, number: int, rank: int) -> Iterator[Moment]:
     if any(state.params for state in step.optimizers_before.values()):
-        yield Moment(number - 1, BEFORE, step.optimizers_before, step.who)
+        yield Moment(number - 1, BEFORE, step.optimizers_before, step.who, rank)
     if any(state.params for state in step.optimizers.values()):
-        yield Moment(number, BEHIND, step.optimizers)
+        yield Moment(number, BEHIND, step.optimizers, rank=rank)
+
+
+def _by_rank(begun: Resumed, processes: list[Process]) -> dict[int, int]:
+    """By rank, the step in its own counting whose state it began with, where that is on record."""
+    who = {process.rank: process.steps[0].who for process in processes if process.steps}
+    after = {
+        rank: _matching(
+            state,
+            who.get(rank, ()),
+            [moment for moment in begun.moments if moment.rank == rank],
+            None,
+        )
+        for rank, state in begun.began.items()
+    }
+    return {rank: step for rank, step in after.items() if step is not None}
 
 
 def _resumed(
     made: tuple[int, list[Process]],
     loaded: tuple[str, ...],
     moments: list[Moment],
-    saves: list[Saved],
+    saved: tuple[list[Saved], list[frozenset[str]]],
 ) -> Resumed:
-    """How the attempt `made` (number, processes) began, which read the files `loaded`."""
+    """How the attempt `made` (number, processes) began, which read the files `loaded`. `saved`: as
+    `_newest` takes it.
+    """
     attempt, processes = made
-    newest = _newest(saves, loaded)
+    newest = _newest(*saved, loaded)
     began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [
         process.steps[0].number - 1
@@ -327,14 +375,28 @@ def _resumed(
     return base
 
 
-def _newest(saves: list[Saved], loaded: tuple[str, ...]) -> int | None:
+def _newest(
+    saves: list[Saved], enough: list[frozenset[str]], loaded: tuple[str, ...]
+) -> int | None:
     """The step of the newest finished checkpoint, of those that hold all kinds of files that were
     read: a file that the job writes more often, or beside its checkpoints (the best model), is
-    none.
+    none. Of the kinds that were `enough` for an earlier attempt, any further one is beside the
+    checkpoint (an earlier phase's).
     """
-    kinds = frozenset(family(path) for path in loaded) & frozenset(
+    kinds = _kinds_of(loaded, saves)
+    newest = _last_with(kinds, saves)
+    others = [_last_with(few, saves) or 0 for few in enough if few and few < kinds]
+    return max(newest or 0, min(others)) if others else newest
+
+
+def _kinds_of(loaded: tuple[str, ...], saves: list[Saved]) -> frozenset[str]:
+    """The kinds of the files `loaded` that are parts of `saves`."""
+    return frozenset(family(path) for path in loaded) & frozenset(
         kind for save in saves for kind in save.families
     )
+
+
+def _last_with(kinds: frozenset[str], saves: list[Saved]) -> int | None:
     return max((save.step for save in saves if save.families >= kinds), default=None)
 
 

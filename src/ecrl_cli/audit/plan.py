@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ecrl.faults import matches
 from ecrl_cli.audit.components import SHOWN, Judged
+from ecrl_cli.audit.progress import TYPED
 from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, main_file, save_events
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError, plural, shown
@@ -198,7 +199,7 @@ def _typed(config: AuditConfig, reference: Judged) -> PlannedArm:
                 ],
             )
         faults.append(PlannedFault(index, index, failure.kind, failure.rank, step, moment, point))
-    return PlannedArm("struck", "as typed", tuple(faults), bool(config.audit.elastic))
+    return PlannedArm(TYPED, "as typed", tuple(faults), bool(config.audit.elastic))
 
 
 def _torn_in(saves: list[SaveEvents], rank: int, step: int) -> str:

@@ -14,9 +14,7 @@ from ecrl_cli.errors import plural
 from ecrl_cli.storage.safe_read import refuse_links
 
 PROMISE = "progress"
-# Arms whose planned failures are one event: to all ranks at once, or at one point after another of
-# the same saves.
-_TOGETHER = ("inside-save", "sigterm")
+TYPED = "struck"  # the arm of the failures that the user named
 _LAST_WORDS = 16_000  # bytes: the report of torchrun takes 3,000
 _SHOWN = 200  # characters of an error
 # torch puts it in front of the lines of a rank that fails
@@ -150,16 +148,27 @@ def progress(judged: Judged) -> ArmFinding:
         return ArmFinding(
             PROMISE, BROKEN, f"{plural(left, 'process', 'processes')} outlived their attempt", arm
         )
-    missed = [
-        said
-        for number, said in sorted(judged.arm.planned.items())
-        if number not in judged.arm.happened
-    ]
-    if missed and not (arm in _TOGETHER and judged.arm.happened):
+    missed = not_reached(judged.arm)
+    if missed and (arm == TYPED or not judged.arm.happened):
         return ArmFinding(PROMISE, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
     again = f"{plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)"
     evidence = tuple(f"never happened: {said}" for said in missed)
+    further = f"; {say_missed(len(missed))}" if missed else ""
     return ArmFinding(
-        PROMISE, KEPT, f"{plural(len(launches) - 1, 'restart')}, {again}", arm, evidence=evidence
+        PROMISE,
+        KEPT,
+        f"{plural(len(launches) - 1, 'restart')}, {again}{further}",
+        arm,
+        evidence=evidence,
     )
+
+
+def not_reached(arm: Arm) -> list[str]:
+    """The planned failures that never happened, in words."""
+    return [said for number, said in sorted(arm.planned.items()) if number not in arm.happened]
+
+
+def say_missed(count: int) -> str:
+    """That so many of the planned deaths did not happen."""
+    return f"{count} further {'death was' if count == 1 else 'deaths were'} not reached"

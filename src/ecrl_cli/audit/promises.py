@@ -135,11 +135,17 @@ def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinis
     return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
 
 
-def complete_record(judged: Judged) -> ArmFinding:
-    """Every rank of every attempt that did a step is on record."""
+def complete_record(judged: Judged, reference: Judged | None = None) -> ArmFinding:
+    """Every rank of every attempt that did a step is on record. A rank that has a record and makes
+    no step of its own in the undisturbed run either (it computes gradients for another) is not
+    missing.
+    """
     promise, arm = "complete record", judged.arm.name
+    undisturbed = (reference or judged).arm
+    elsewhere = {process.rank for process in undisturbed.processes if process.steps}
     for number, processes in sorted(judged.arm.attempts.items()):
         trained = {process.rank for process in processes if process.steps}
+        trained |= {process.rank for process in judged.arm.others.get(number, ())} - elsewhere
         size = max((process.world_size for process in processes), default=0)
         longest = max((len(process.steps) for process in processes), default=0)
         if trained and longest > 1 and len(trained) < size:
@@ -211,6 +217,13 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         return ArmFinding(
             promise, NOT_CHECKED, "no attempt did a step after the first failure", arm
         )
+    lost = [begun for begun in judged.path.resumed if begun.after is None and begun.newest_saved]
+    if lost:
+        said = (
+            f"where attempt {lost[0].attempt} went on is not on record (a checkpoint of step"
+            f" {lost[0].newest_saved} had been finished)"
+        )
+        return ArmFinding(promise, NOT_CHECKED, said, arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
     steps = ", ".join(f"step {begun.after}" for begun in proved)
     said = (

@@ -13,6 +13,7 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     ArmFinding,
     Judged,
+    in_words,
     named,
     optimizers_apart,
 )
@@ -96,7 +97,7 @@ def _of_attempt(
             arm,
         )
     if "optimizer" not in judged.ignored:
-        yield from _optimizer(begun, arm)
+        yield from _optimizer(begun, arm, _made_by(judged, begun.attempt))
     if begun.attempt in judged.path.resized:
         said = (
             f"{who} had another number of processes: generators are a rank's own, and a schedule"
@@ -109,7 +110,12 @@ def _of_attempt(
             for process in judged.arm.attempts[begun.attempt]
             if process.steps
         }
-        yield from _against(begun, arm, ours, reference.path.steps.get(next_step, {}), stable)
+        due = {
+            rank: reference.path.steps[number][rank]
+            for rank in ours
+            if rank in reference.path.steps.get(number := begun.after_on(rank) + 1, {})
+        }
+        yield from _against(begun, arm, ours, due, stable)
 
 
 def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> ArmFinding:
@@ -117,6 +123,8 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
     record.
     """
     arm, promise = judged.arm.name, "restored: parameters"
+    if said := _other_optimizer(begun):
+        return ArmFinding("restored: optimizer", BROKEN, said, arm, begun.newest_saved or 0)
     dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
         range(reference.path.last)
     )
@@ -138,6 +146,28 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
         arm,
         begun.newest_saved or 0,
     )
+
+
+def _other_optimizer(begun: Resumed) -> str:
+    """What is wrong where the attempt trains the parameters of a step on record with an optimizer
+    that nobody trained them with; else nothing.
+    """
+    mine = begun.began[min(begun.began)]
+    held = {
+        (state.params, moment.step, name)
+        for moment in begun.moments
+        for name, state in moment.optimizers.items()
+    }
+    for name, state in mine.items():
+        others = [(step, other) for params, step, other in held if params == state.params != ""]
+        if others and all(other not in mine for _, other in others):
+            step, other = max(others)
+            return (
+                f"attempt {begun.attempt} trains the parameters of step {step} with"
+                f" {in_words(name)}, and they were trained with {in_words(other)}: the optimizer"
+                " is another one"
+            )
+    return ""
 
 
 def _apart(begun: Resumed, rank: int, key: str) -> list[str]:
@@ -165,7 +195,26 @@ def _parameters_lost(begun: Resumed, names: list[str]) -> str:
     )
 
 
-def _optimizer(begun: Resumed, arm: str) -> Iterator[ArmFinding]:
+def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
+    """What made a step of an optimizer that had made none, before the first update of `attempt`: in
+    words, as evidence.
+    """
+    calls = [
+        call
+        for process in judged.arm.attempts.get(attempt, ())
+        for call in process.calls
+        if call.get("what") == "Optimizer.step" and call["after_step"] == 0
+    ]
+    names = sorted({str(call.get("by") or "") for call in calls} - {""})
+    return tuple(
+        f"{name} was called on an optimizer that had made no step: it makes one, without gradients,"
+        " and counters and moments are those of a step then; call it after the first step"
+        for name in names
+        if name.startswith("get_")
+    )
+
+
+def _optimizer(begun: Resumed, arm: str, evidence: tuple[str, ...]) -> Iterator[ArmFinding]:
     """The optimizers' moments and counters."""
     promise, next_step = "restored: optimizer", (begun.after or 0) + 1
     lost = {
@@ -199,7 +248,7 @@ def _optimizer(begun: Resumed, arm: str) -> Iterator[ArmFinding]:
             f"the optimizer's state{whose} before step {next_step} is {where}, the parameters are"
             f" those of step {begun.after}"
         )
-    yield ArmFinding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step)
+    yield ArmFinding(promise, BROKEN, said + _on_ranks(begun, list(lost)), arm, next_step, evidence)
 
 
 def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
@@ -214,7 +263,7 @@ def _against(
     """
     ranks = sorted(ours.keys() & due.keys())
     pairs = [(rank, ours[rank][1], due[rank][1]) for rank in ranks]
-    number = (begun.after or 0) + 1
+    number, who = (begun.after or 0) + 1, f"attempt {begun.attempt}"
     same_samples = all(one.samples == other.samples for _, one, other in pairs)
     if stable("settings"):
         yield from _settings(begun, arm, pairs, number)
@@ -233,7 +282,7 @@ def _against(
             *(
                 (BROKEN, said, arm, number)
                 if wrong
-                else (KEPT, "they are those of the undisturbed run", arm)
+                else (KEPT, f"{who} had those of the undisturbed run after step {number}", arm)
             ),
         )
     if stable("scale") and any(
@@ -246,7 +295,7 @@ def _against(
             *(
                 (BROKEN, said, arm, number)
                 if wrong
-                else (KEPT, "the scale is that of the undisturbed run", arm)
+                else (KEPT, f"{who} had the scale of the undisturbed run in step {number}", arm)
             ),
         )
 
@@ -268,7 +317,7 @@ def _settings(
         _, one, other = next(pair for pair in pairs if pair[0] == wrong[0])
         whose = named(apart[wrong[0]], one.optimizers_before)
         rates = (
-            (f"lr {[*one.lr]} for {[*other.lr]}",)
+            (f"lr {_rates(one, other)} for {_rates(other, one)}",)
             if one.lr != other.lr
             else ("the learning rate is right: another setting differs",)
         )
@@ -288,6 +337,12 @@ def _settings(
             f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
             arm,
         )
+
+
+def _rates(one: Step, other: Step) -> str:
+    """The learning rates of `one`, with as many digits as tell them from those of `other`."""
+    short = [[f"{rate:.6g}" for rate in step.lr] for step in (one, other)]
+    return f"[{', '.join(short[0] if short[0] != short[1] else map(repr, one.lr))}]"
 
 
 def _generators(

@@ -48,7 +48,8 @@ class Job:
 
     `words`: the command line, in which {dir} and {attempt} stand for the arm's own folder and the
     attempt. `recorder`: the folder for PYTHONPATH. `last`: the undisturbed run's last step, 0 if
-    that is not known yet. `no_step_s`: how long it may make no step; 0: for ever.
+    that is not known yet. `no_step_s`: how long it may make no step; 0: for ever. `control`: what
+    a restart leaves out on purpose (ecrl/control.py).
     """
 
     words: tuple[str, ...]
@@ -57,6 +58,7 @@ class Job:
     cold: bool = False  # the words of a second attempt, though nothing is there to resume from
     last: int = 0
     no_step_s: float = 0.0
+    control: str = ""
 
     def beside(self, reference: Arm) -> Job:
         """This job, once its undisturbed run is on record."""
@@ -226,6 +228,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
             "ECRL_AUDIT_ARM": str(arm),
             "ECRL_DIGESTS": str(job.keys.digests),
             "ECRL_STRIKES": json.dumps([encode(fault) for fault in faults]),
+            "ECRL_CONTROL": job.control,
         }
     )
     began = monotonic()

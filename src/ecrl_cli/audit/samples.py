@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
     BROKEN,
+    GENERATORS,
     KEPT,
     MEANING,
     NOT_CHECKED,
@@ -22,6 +24,7 @@ from ecrl_cli.audit.components import (
     walk,
 )
 from ecrl_cli.audit.lineage import Path
+from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
 
@@ -102,7 +105,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
         if any(step.entered for _, _, step in walk(judged.path))
         else ("loss", "parameters")
     )
-    what = "what entered the model" if len(components) == 1 else "its losses and updates"
+    entered = len(components) == 1
+    what = "what entered the model" if entered else "its losses and updates"
     compared = 0
     for number, rank, step in walk(judged.path):
         due = reference.path.steps.get(number, {}).get(rank)
@@ -115,8 +119,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
             # Other inputs may follow from another state (an agent's own actions): `same trajectory`
             # says what differed first.
             said = (
-                f"the job has no DataLoader, and {what} differs from step {number} on: which"
-                " samples it consumed is not known"
+                f"the job has no DataLoader, and {what} {'differs' if entered else 'differ'} from"
+                f" step {number} on: which samples it consumed is not known"
             )
             return ArmFinding(promise, NOT_CHECKED, said, arm, number)
     if not compared:
@@ -126,7 +130,8 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
     return ArmFinding(
         promise,
         KEPT,
-        f"the job has no DataLoader; {what} was that of the undisturbed run in"
+        f"the job has no DataLoader; {what} {'was that' if entered else 'were those'} of the"
+        " undisturbed run in"
         f" {plural(compared, 'step')}",
         arm,
     )
@@ -217,8 +222,10 @@ def _as_often(judged: Judged, reference: Judged) -> ArmFinding:
     """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
     ours, theirs = (_samples(j.path, judged.path.last) for j in (judged, reference))
-    if ours != theirs:  # else: of a job that ended early `same end` tells
+    before = _before_a_restart(judged, reference)
+    if ours + before != theirs:  # else: of a job that ended early `same end` tells
         ours, theirs = _samples(judged.path), _samples(reference.path)
+    ours += before
     extra, missing = ours - theirs, theirs - ours
     if not extra and not missing:
         return ArmFinding(
@@ -238,6 +245,22 @@ def _as_often(judged: Judged, reference: Judged) -> ArmFinding:
     return ArmFinding(
         promise, BROKEN, f"{said}{where}: {MEANING['samples']}", arm, first, _hints(judged, attempt)
     )
+
+
+def _before_a_restart(judged: Judged, reference: Judged) -> Counter[str]:
+    """The samples of a step that an attempt went on in the middle of: those that the attempt before
+    had consumed for it.
+    """
+    found: Counter[str] = Counter()
+    for number, rank, step in walk(judged.path):
+        due = reference.path.steps.get(number, {}).get(rank)
+        attempt = judged.path.steps[number][rank][0]
+        if due is None or not judged.path.is_first(number, attempt) or not step.samples:
+            continue
+        done = due[1].samples[: -len(step.samples)]
+        if done and due[1].samples == done + step.samples:
+            found.update(done)
+    return found
 
 
 def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
@@ -262,7 +285,7 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     until = ends[0] if ends else reference.path.last
     if until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
-        return f"{said}: the shuffle, or its generator, was not restored"
+        return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     begun = judged.path.offsets.get(attempt, 0) + 1
     for earlier in sorted(judged.path.steps):
         if earlier >= number:
@@ -270,21 +293,39 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         before = judged.path.steps[earlier].get(rank)
         if before is not None and before[1].samples == step.samples:
             said = f"step {number} repeats the samples of step {earlier} {place}"
-            if number == begun and {number, earlier} <= _epoch_starts(reference):
+            starts = _epoch_starts(reference)
+            if number == begun and {number, earlier} <= starts:
                 return (
                     f"{said}: the order of an earlier epoch came again, its shuffle was not"
                     " restored"
                 )
+            if number == begun and earlier == max(start for start in starts if start <= number):
+                return f"{said}: {MEANING['samples']}, the epoch began anew"
             return f"{said}: {MEANING['samples']}"
     if is_shuffled(judged.path, reference.path, number, rank, until):
-        return (
-            f"from step {number} on the samples came in another order {place}: the shuffle, or its"
-            " generator, was not restored"
-        )
+        said = f"from step {number} on the samples came in another order {place}"
+        return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     return (
         f"step {number} consumed other samples than the undisturbed run {place}:"
         f" {MEANING['samples']}"
     )
+
+
+def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) -> str:
+    """Why the order is another one. Where the attempt began with the global generators of the
+    undisturbed run, it is none of these.
+    """
+    first = judged.path.offsets.get(attempt, 0) + 1
+    pair = [path.steps.get(first, {}).get(rank) for path in (judged.path, reference.path)]
+    ours, due = ({} if step is None else step[1].digests_before for step in pair)
+    told = [
+        (ours[digest], due[digest])
+        for component, digest in zip(GENERATORS, DIGESTS_OF_GENERATORS, strict=True)
+        if component not in judged.ignored and ours.get(digest) and due.get(digest)
+    ]
+    if told and all(one == other for one, other in told):
+        return "what shuffles them, a generator of its own perhaps, went on from another state"
+    return "the shuffle, or its generator, was not restored"
 
 
 def _epoch_starts(reference: Judged) -> set[int]:
@@ -319,7 +360,29 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
         hints.append("no StatefulDataLoader.load_state_dict was called in that attempt")
     if "persistent_workers" in every:
         hints.append(PERSISTENT)
-    return tuple(hints)
+    return (*hints, *_hints_on_streams(calls))
+
+
+def _hints_on_streams(calls: list[dict[str, Any]]) -> Iterator[str]:
+    """What the state of a streamed data set (Hugging Face's) leaves out, of one that was loaded.
+    `calls`: those before the attempt's first step.
+    """
+    names = {call.get("what") for call in calls}
+    if "IterableDataset.load_state_dict" not in names:
+        return
+    if "IterableDataset.set_epoch" not in names:
+        yield (
+            "IterableDataset.load_state_dict sets no epoch, and set_epoch was not called before the"
+            " first step: what is left of the epoch comes in the order of epoch 0"
+        )
+    buffers = [
+        call.get("buffer") for call in calls if call.get("what") == "IterableDataset.shuffle"
+    ]
+    if any(isinstance(size, int) and size > 1 for size in buffers):
+        yield (
+            "IterableDataset.load_state_dict does not restore the buffer of shuffle: what lay in it"
+            " is lost or comes twice"
+        )
 
 
 def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:

@@ -17,6 +17,7 @@ from ecrl_cli.audit.components import (
     Judged,
     judged_arm,
 )
+from ecrl_cli.audit.control import CONTROL, control_seen
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.records import Arm, read_arm
@@ -138,7 +139,8 @@ def judge(
         other.ignored = components.unseeded(undisturbed)
         other.differs = components.compare(other.path, undisturbed[0].path, other.ignored)
     started_cold = next((arm for arm in faulted if arm.name == promises.COLD), None)
-    struck = [arm for arm in faulted if arm is not started_cold and not arm.stopped]
+    spoilt = next((arm for arm in faulted if arm.name == CONTROL and not arm.stopped), None)
+    struck = [arm for arm in faulted if arm not in (started_cold, spoilt) and not arm.stopped]
     steady = determinism(undisturbed, struck)
     findings = [steady.finding] if steady.finding is not None else []
     for judged in undisturbed:
@@ -166,6 +168,9 @@ def judge(
             promises.right_checkpoint(judged, anew),
             same_files(inventories, judged, steady.exact),
         ]
+    if spoilt is not None:
+        made = of_arm(judged_arm(spoilt, reference, ignored), reference, steady, order)
+        findings.append(control_seen(spoilt, made))
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
 
@@ -191,7 +196,7 @@ def of_arm(
         promises.same_end(judged, reference, steady),
         *inside_save.recoverable(judged),
         progress.progress(judged),
-        promises.complete_record(judged),
+        promises.complete_record(judged, reference),
     ]
     if promises.follows_exactly(judged, reference, steady):
         findings = [_overruled(finding) for finding in findings]
@@ -299,7 +304,9 @@ def _verdict(
             if resized
             else []
         )
-        status, diagnosis = "valid", " and ".join(parts)
+        missed = sum(len(progress.not_reached(judged.arm)) for judged in arms)
+        further = f" ({progress.say_missed(missed)})" if missed else ""
+        status, diagnosis = "valid", " and ".join(parts) + further
     return AuditVerdict(
         status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references)
     )

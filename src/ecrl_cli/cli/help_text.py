@@ -215,6 +215,7 @@ Examples
   audit.references=N undisturbed runs (2); audit.order=free: samples in any order
   audit.digests=N    digest the state every N steps (1) and at each checkpoint; 0: at checkpoints only
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
+  audit.control=true one more arm, whose restart leaves out the optimizers' state on purpose: it must be seen
   audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
   audit.only=[ARM]   runs no other of the drawn arms
   --repro            for each arm with a broken promise: a script that shows it again, the first difference, a draft of a report

@@ -42,7 +42,9 @@ class AuditKeys:
     deaths that were not planned. `seed`: seeds python, numpy and torch in each process (-1: not).
     `own_dir`: the job writes only to ECRL_ARM_DIR, and its command needs no {dir}.
     `anew`: the job is meant to begin anew after a death: nothing that it saves is to be gone on
-    from. `only`: the names of the drawn arms to run, and no others.
+    from. `only`: the names of the drawn arms to run, and no others. `control`: one more arm, in
+    which a restart leaves out the optimizers' state (else the parameters) on purpose: it must be
+    seen.
     """
 
     resume: str = ""
@@ -60,6 +62,7 @@ class AuditKeys:
     own_dir: bool = False
     anew: bool = False
     only: tuple[str, ...] = ()
+    control: bool = False
 
 
 @dataclass(frozen=True)

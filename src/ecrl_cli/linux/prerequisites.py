@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def lacking(*names: str) -> str:
     """
     for name in names:
         need = PREREQUISITES.get(name) or Prerequisite(
-            name, partial(_no_module, name), "", step=f"pip install {name}"
+            name, partial(_no_package, name), "", step=f"pip install {name}"
         )
         if reason := need.absent():
             return f"{reason} ({need.remedy})"
@@ -81,6 +82,16 @@ def _no_module(name: str, module: str = "") -> str:
     try:
         return "" if find_spec(module or name) else f"{name} is not installed"
     except ModuleNotFoundError:  # of a package above it
+        return f"{name} is not installed"
+
+
+def _no_package(name: str) -> str:
+    """As pip calls it: what it brings may have another name (mosaicml-streaming: streaming)."""
+    if name.isidentifier():
+        return _no_module(name)
+    try:
+        return "" if version(name) else f"{name} is not installed"
+    except PackageNotFoundError:
         return f"{name} is not installed"
 
 
