@@ -18,7 +18,6 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
-from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
@@ -227,7 +226,7 @@ class Supervisor:
             resumed_from_step=attempt_spec.resume_step,
             resumed_from=attempt_spec.resume_from,
             rejected=choice.rejected,
-            launched_at=monotonic(),
+            launched_at=attempt_spec.launched_at,
             continues=attempt_spec.continues,
             memory=attempt_spec.memory,
             snapshot_sha256=attempt_spec.snapshot_sha256,
