@@ -24,6 +24,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data import datasets
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
@@ -37,6 +38,7 @@ from ecrl_cli.supervision.launch.launcher import (
 )
 
 MESSAGE_BYTES = 65536
+_USELESS = ("T", "t", "Z", "X", "")  # states in /proc: stopped, traced, dead, gone
 
 
 def preload(config: RunConfig) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ class ZygoteProcess:
         )
         self.pidfd = os.pidfd_open(self.process.pid)
         self._inbox: list[dict[str, Any]] = []
+        self._store: int | None = None  # the pid of the process that hosts the store, once known
         theirs.close()
 
     def ask(self, request: dict[str, Any]) -> None:
@@ -98,16 +101,27 @@ class ZygoteProcess:
         self._inbox = [message for message in self._inbox if about not in message]
         return found
 
-    def warm(self, modules: tuple[str, ...]) -> None:
+    def warm(self, modules: tuple[str, ...], seconds: float) -> bool:
         """Wait until it has imported `modules` or has died, so that this time is not part of any
-        run.
+        run; whether it did within `seconds`. It does not if it or its store is stopped.
         """
         self.ask({"preload": modules})
-        while not self.messages("warm") and not self.over():
-            select.select([self.socket.fileno(), self.pidfd], [], [])
+        until = monotonic() + seconds
+        while not (answers := self.messages("warm")) and not self.over():
+            if (left := until - monotonic()) <= 0:
+                return False
+            select.select([self.socket.fileno(), self.pidfd], [], [], left)
+        for answer in answers:
+            self._store = answer["store"]
+        return True
 
     def over(self) -> bool:
         return processes.ended(self.pidfd)
+
+    def serves(self) -> bool:
+        """Whether it can serve an attempt: neither it nor its store has died or is stopped."""
+        pids = [self.process.pid, *([] if self._store is None else [self._store])]
+        return not self.over() and not any(processes.state(pid) in _USELESS for pid in pids)
 
     def said(self) -> bytes:
         """What it printed: the reason if it could not start."""
@@ -157,11 +171,16 @@ class ZygoteLauncher:
 
     def warm(self, config: RunConfig) -> None:
         self._discard()
-        self._living().warm(preload(config))
+        for _ in range(2):  # a second one that is stopped as well is found by its attempt's hang
+            if self._living().warm(preload(config), config.supervision.start_timeout_s):
+                return
+            self.close()
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
         if not spec.existing_pids:  # surviving ranks need the store of the zygote that forked them
             self._discard()
+            if self._zygote is not None and not self._zygote.serves():
+                self.close()
         self._served = True
         return ZygoteAttempt(spec, self._living())
 
