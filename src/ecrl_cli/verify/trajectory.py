@@ -162,7 +162,7 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
             else "before samples were lost"
         )
         which = "to its target, from which this run was continued" if shorter else which
-        evidence += case.doubts
+        evidence += (*case.doubts, *(() if lost is None else (NOT_SHOWN,)))
         if unvouched := _recovered_after(case, claimed):
             limit = "ends there" if shorter else "has as many ranks up to that step only"
             notes.missing(f"not proven after step {claimed}: {unvouched}, and {name} {limit}")
