@@ -79,20 +79,23 @@ def test_a_zygote_that_cannot_serve_is_replaced_before_the_next_attempt(
         launcher.close()
 
 
+@pytest.mark.parametrize(("stopped", "limit"), [(True, 1e9), (False, 0.0)])
 def test_a_zygote_that_does_not_get_warm_is_given_up_and_another_started(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, stopped: bool, limit: float
 ) -> None:
+    """At once where it stands stopped, after its time where it does not answer."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setattr(zygote, "preload", lambda config: (MODULE,))
     launcher = ZygoteLauncher((MODULE,))
     try:
         first = launcher._living()
-        os.kill(first.process.pid, signal.SIGSTOP)
-        limit = replace(RunConfig().supervision, start_timeout_s=60.0)
-        monkeypatch.setattr(
-            first, "warm", lambda modules, seconds: ZygoteProcess.warm(first, modules, 0.1)
-        )
-        launcher.warm(replace(RunConfig(), supervision=limit))
+        if stopped:
+            os.kill(first.process.pid, signal.SIGSTOP)
+        else:
+            monkeypatch.setattr(first, "ask", lambda request: None)
+        warm = ZygoteProcess.warm
+        monkeypatch.setattr(first, "warm", lambda modules, seconds: warm(first, modules, limit))
+        launcher.warm(RunConfig())
         assert first.process.returncode == -signal.SIGKILL
         assert launcher._living() is not first and launcher._living().serves()
     finally:

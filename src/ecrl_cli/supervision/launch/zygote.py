@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Self
 
 from ecrl_cli import models
@@ -38,7 +39,9 @@ from ecrl_cli.supervision.launch.launcher import (
 )
 
 MESSAGE_BYTES = 65536
-_USELESS = ("T", "t", "Z", "X", "")  # states in /proc: stopped, traced, dead, gone
+_STOPPED = ("T", "t")  # states in /proc: stopped, traced
+_USELESS = (*_STOPPED, "Z", "X", "")  # dead, gone
+_LOOK_S = 1.0  # between two looks at a zygote that imports: one that stands at both is stopped
 
 
 def preload(config: RunConfig) -> tuple[str, ...]:
@@ -103,17 +106,28 @@ class ZygoteProcess:
 
     def warm(self, modules: tuple[str, ...], seconds: float) -> bool:
         """Wait until it has imported `modules` or has died, so that this time is not part of any
-        run; whether it did within `seconds`. It does not if it or its store is stopped.
+        run; whether it did within `seconds`. False at once if it or its store stands stopped.
         """
         self.ask({"preload": modules})
-        until = monotonic() + seconds
+        until, stood = monotonic() + seconds, False
         while not (answers := self.messages("warm")) and not self.over():
-            if (left := until - monotonic()) <= 0:
+            stands = any(processes.state(pid) in _STOPPED for pid in self._own_pids())
+            if (stands and stood) or monotonic() > until:
                 return False
-            select.select([self.socket.fileno(), self.pidfd], [], [], left)
+            stood = stands
+            select.select([self.socket.fileno(), self.pidfd], [], [], _LOOK_S)
         for answer in answers:
             self._store = answer["store"]
         return True
+
+    def _own_pids(self) -> list[int]:
+        """Its pid, and that of its store, which it forks before anything else."""
+        pid = self.process.pid
+        try:
+            forked = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+        except OSError:  # it has died, or the kernel does not tell
+            forked = []
+        return [pid, *map(int, forked[:1])]
 
     def over(self) -> bool:
         return processes.ended(self.pidfd)
