@@ -66,11 +66,12 @@ studies: $(READY)  ## every study at its default size (a few are recorded larger
 results: $(READY)  ## run, verify, report and keep an experiment in docs/results: RESULTS=exp1, or all; DATA=DIR: where CIFAR lies
 	$(VENV)/bin/python -m experiments $(RESULTS) $(if $(DATA),--data '$(DATA)')
 
-soak: $(READY)  ## 500 runs of small models under two random failures each, 200 and a matrix of live recoveries, 10,000 random operations on the store
+soak: $(READY)  ## 500 runs of small models under two random failures each, 200 and a matrix of live recoveries, 10,000 random operations on the store, 500 signals to all processes in all phases
 	rm -rf outputs/soak
 	$(ECRL) study study=failures study.trials=500 study.planted=false run_dir=outputs/soak/failures; code=$$?; \
 	$(ECRL) study study=live-recovery study.trials=200 study.planted=false run_dir=outputs/soak/live || code=$$?; \
-	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store && exit $$code
+	$(ECRL) study study=store-soak study.planted=false run_dir=outputs/soak/store || code=$$?; \
+	$(VENV)/bin/python -m tests.signal_storm --dir outputs/soak/storm && exit $$code
 
 clean:  ## remove the environment and all outputs
 	rm -rf $(VENV) outputs/* build dist site

@@ -21,6 +21,8 @@ E-<code> <key>: <fact>; <remedy>``.
 from __future__ import annotations
 
 import errno as errno_names
+import os
+from pathlib import Path
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h: no verdict; Python's own 1 would read as `invalid`
 
@@ -116,15 +118,28 @@ class StorageError(EcrlError):
     errno = 0
 
     @classmethod
-    def of(cls, call: str, path: object, error: OSError) -> StorageError:
+    def of(cls, call: str, path: object, error: OSError, needed: int | None = None) -> StorageError:
         """The error of file-system call `call` on `path` (None: the system names none), with the
-        errno by name (and by number in `errno`).
+        errno by name (and by number in `errno`). `needed`: how many bytes were to be written, by
+        which a full disk is told with what is free on it.
         """
         name = errno_names.errorcode.get(error.errno or 0, "unknown errno")
         where = "" if path is None else f" at {path}"
-        made = cls(call, f"{name}{where} ({error.strerror or error})")
+        full = error.errno in (errno_names.ENOSPC, errno_names.EDQUOT) and needed is not None
+        room = _room(str(path), needed or 0) if full else ""
+        made = cls(call, f"{name}{where} ({error.strerror or error}{room})")
         made.errno = error.errno or 0
         return made
+
+
+def _room(path: str, needed: int) -> str:
+    """How many bytes were to be written and how many are free there; empty if nobody knows."""
+    try:
+        volume = os.statvfs(Path(path).parent)
+    except OSError:
+        return ""
+    free = volume.f_bavail * volume.f_frsize
+    return f": {plural(needed, 'byte')} to write, {free} free"
 
 
 class CheckpointConflict(StorageError):

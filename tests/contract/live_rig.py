@@ -53,7 +53,7 @@ def main(root: Path, cases: dict[str, Any]) -> None:
     # DDP's constructor imports it, each forked rank anew where its parent has not
     load(("torch._dynamo",))
     share_memory()
-    port = start_store()
+    _, port = start_store()
     for number, (name, case) in enumerate(cases.items()):
         Case(RunLayout(root / name), case, port, number).run()
 

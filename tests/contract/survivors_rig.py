@@ -39,7 +39,7 @@ def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # DDP's constructor imports it, each forked rank anew where its parent has not
     load(("torch._dynamo",))
     share_memory()
-    port = start_store()
+    _, port = start_store()
     return [run(case, number, port) for number, case in enumerate(cases)]
 
 

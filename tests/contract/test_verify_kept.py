@@ -122,7 +122,7 @@ KEPT: dict[str, dict[str, tuple[str, str]]] = {
             (
                 "ranks agree after 24 steps and at the end; the learning rate on 58 lines is the"
                 " schedule's; 3 checkpoints hold what the configuration says, 3 of them what the"
-                " ranks logged"
+                " ranks logged; 4 saves committed what the ranks logged"
             ),
         ),
         "state-restored": (

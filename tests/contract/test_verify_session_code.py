@@ -52,9 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
     edit_json(layout.supervisor, parted)
     record = read_record(layout)
-    write_json(
-        layout.supervisor, encode(replace(record, attempts=with_phases(layout, record.attempts)))
-    )
+    write_json(layout.supervisor, encode(replace(record, attempts=with_phases(layout, record))))
     write_json(layout.metrics, metrics_document(load(layout)))
     return layout
 
@@ -79,6 +77,8 @@ def test_attempts_of_other_code_are_named_and_change_no_status(
             session["code"] = code
 
     edit_json(run.supervisor, name)
+    for each in (run, RunLayout(run.root.parent / "ref")):  # told where they differ
+        edit_json(each.environment, lambda record: record | {"source_sha256": codes[0]})
     verdict = verify_run(run.root)
     finding = found(verdict, RECORDS)
     assert finding.status == VALID, render(verdict)

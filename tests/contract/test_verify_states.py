@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.history.lineage import lineage
+from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.saved_states import differing_saves
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, config_of
 from tests.runs.spoil import edit_json, edit_lines, line_at
@@ -28,6 +32,7 @@ from tests.runs.spoilt_states import (
     logged,
     without_undue_digests,
 )
+from tests.runs.spoilt_witnesses import SPOILT_WITNESSES, committed
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,30 @@ def test_a_spoilt_state_is_named(sweep: Path, name: str) -> None:
     assert found(verdict, promise).status == status and words in told(found(verdict, promise)), (
         render(verdict)
     )
+
+
+@pytest.mark.parametrize("name", SPOILT_WITNESSES)
+def test_a_second_witness_contradicts_the_first(sweep: Path, name: str) -> None:
+    spoil, promise, status, words = SPOILT_WITNESSES[name]
+    spoil(RunLayout(sweep / "blk"))
+    verdict = verify_run(sweep / "blk", sweep / "ref")
+    assert found(verdict, promise).status == status and words in told(found(verdict, promise)), (
+        render(verdict)
+    )
+
+
+@pytest.mark.parametrize(("step", "told_of"), [(6, 6), (18, 18), (24, 0)])
+def test_what_was_committed_is_held_against_the_reference(
+    sweep: Path, step: int, told_of: int
+) -> None:
+    """Up to step 18, after which nothing is claimed here."""
+    layout = RunLayout(sweep / "blk")
+    committed(step, {6: 0, 18: 1, 24: 2}[step], lambda state: state | {"optimizer": "0" * 64})(
+        layout
+    )
+    case, reference = Case(load(layout)), load(RunLayout(sweep / "ref"))
+    text = f"what was committed of step {told_of} differs in optimizer" if told_of else ""
+    assert differing_saves(case, reference, lineage(reference), 18) == text
 
 
 @pytest.mark.parametrize("name", SPOILT_TRAIN)

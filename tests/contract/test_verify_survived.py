@@ -16,7 +16,8 @@ import pytest
 from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
+from ecrl_cli.verify.trajectory import NOT_SHOWN
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said
 from tests.contract.test_verify_spoilt_runs import found
@@ -94,7 +95,14 @@ def test_what_gives_samples_up_is_valid_where_they_are_on_record_and_equal_up_to
     assert (
         "world size 2 from step 10 on, 4 in the reference" in told
         and "of the final state differ: parameters" in told
+        and NOT_SHOWN in told
     )
+
+
+def test_without_a_reference_it_is_said_what_is_not_shown(recorded: Path, tmp_path: Path) -> None:
+    verdict = verify_run(Path(shutil.copytree(recorded / "4" / "lossy", tmp_path / "lossy")))
+    finding = found(verdict, TRAJECTORY)
+    assert finding.status == NOT_CHECKED and NOT_SHOWN in finding.evidence, render(verdict)
 
 
 def test_with_spares_the_size_stays_and_the_distance_is_told_all_the_same(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> No
     )
     (last,) = [line for line in said["first.log"].splitlines() if line.startswith("ecrl: error:")]
     found = re.search(
-        r"step (\d+) was not saved \(write: ENOSPC at checkpoints/.* \(No space left on device\)\);"
-        r" checkpoint.on_error=stop",
+        r"step (\d+) was not saved \(write: ENOSPC at checkpoints/.* \(No space left on device:"
+        r" [0-9]+ bytes to write, [0-9]+ free\)\); checkpoint.on_error=stop",
         last,
     )
     assert found is not None, last

@@ -73,6 +73,7 @@ from ecrl_cli.verify.train_state import learning_rate
 SAMPLES, HELD_OUT = 80, 40
 WALL = 1_790_000_000.0  # by which the wall clock is ahead of the monotonic one
 BOOT = "boot"
+CODE = "c" * 64
 PARTS = {
     MODEL: [
         TensorSpec("parameters.bias", "torch.float32", (4,)),
@@ -157,7 +158,7 @@ class RunBuilder:
                 "ecrl": "0.1.0",
                 "packages": {"torch": "2.10.0"},
                 "machine": "x86_64",
-                "source_sha256": "5" * 64,
+                "source_sha256": CODE if self.states else "5" * 64,
             },
         )
         while (
@@ -181,7 +182,7 @@ class RunBuilder:
         write_json(self.layout.supervisor, encode(record))
         write_json(
             self.layout.supervisor,
-            encode(replace(record, attempts=with_phases(self.layout, record.attempts))),
+            encode(replace(record, attempts=with_phases(self.layout, record))),
         )
         self.store.close()
         write_json(self.layout.metrics, metrics_document(load(self.layout)))
@@ -204,7 +205,7 @@ class RunBuilder:
                 self.tick(0.05),
                 told,
                 0,
-                "c" * 64 if self.states else "",
+                CODE if self.states else "",
                 self.wall,
             )
         )
@@ -302,10 +303,14 @@ class RunBuilder:
         )
 
     def order(self, order: AttemptSpec, launched: float) -> None:
-        """Write launch.json, a few milliseconds before the launch."""
+        """Write launch.json: with which the launch begins, or by an older version a few
+        milliseconds before it.
+        """
         dated = replace(
             order, at=launched - 0.005, time=launched - 0.005 + self.ahead, boot_id=self.boot
         )
+        if self.states:
+            dated = replace(dated, at=launched, time=launched + self.ahead, launched_at=launched)
         write_json(self.layout.attempt(order.attempt).launch, encode(dated))
 
     def spoil_train(self, step: int, document: dict[str, Any]) -> dict[str, Any]:
@@ -506,6 +511,7 @@ class Worker:
             "path": self.run.layout.relative(saved.path),
             "commit_sha256": saved.commit_sha256,
         }
+        where |= {"saved_state": saved.state} if self.run.states else {}
         self.event("committed", bytes=saved.bytes, **where, **seconds)
         # the time in latest.json
         with patch("ecrl_cli.checkpoint.store.store.wall", lambda: self.run.wall):

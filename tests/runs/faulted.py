@@ -169,7 +169,7 @@ def build_bereft(folder: Path) -> RunLayout:
     edit_json(run.supervisor, lambda record: record | {"sessions": sessions})
     write_json(
         run.supervisor,
-        encode(replace(read_record(run), attempts=with_phases(run, read_record(run).attempts))),
+        encode(replace(read_record(run), attempts=with_phases(run, read_record(run)))),
     )
     return run
 

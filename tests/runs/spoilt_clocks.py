@@ -30,7 +30,7 @@ _DATED = ("at", "start", "end", "launched_at", "ended_at", "started_at")
 def refold(run: RunLayout) -> None:
     """Make the phases in supervisor.json and metrics.json what the spoilt records fold to."""
     record = read_record(run)
-    write_json(run.supervisor, encode(replace(record, attempts=with_phases(run, record.attempts))))
+    write_json(run.supervisor, encode(replace(record, attempts=with_phases(run, record))))
     write_json(run.metrics, metrics_document(load(run)))
 
 

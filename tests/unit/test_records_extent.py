@@ -4,13 +4,18 @@ over them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ecrl_cli.cli.main import main
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.records import digests, extent
+from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.records.journal import line_of
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.run_config import journal_bytes
 from ecrl_cli.verify import reference
 from tests.runs.builder import build_blk
 
@@ -58,3 +63,13 @@ def test_a_few_more_are_named_one_by_one(
     fill(run, "fired", 30)
     main(["verify", str(run.root)])
     assert "fired/500.json cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", [2, 1024])
+def test_a_checkpoint_after_each_step_fits_into_the_journal(ranks: int) -> None:
+    """Its committed line has a digest of each rank's generators."""
+    config = replace(RunConfig(), world_size=ranks, target_steps=5000)
+    state = dict.fromkeys(("parameters", "buffers", "optimizer", "train"), "f" * 64)
+    state |= {f"rng.rank{rank}": "f" * 64 for rank in range(ranks)}
+    line = line_of(CheckpointLine("committed", 5000, 9, 1e6, 2e9, bytes=2**40, saved_state=state))
+    assert config.target_steps * len(line) < journal_bytes(config)

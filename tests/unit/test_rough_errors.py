@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import EvidenceMissing, RunDirectoryError, StorageError
 from ecrl_cli.records.events import CheckpointLine
-from ecrl_cli.records.journal import Journal, read_journal
+from ecrl_cli.records.journal import Journal, line_of, read_journal
 from ecrl_cli.records.layout import RunLayout, SweepLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.runs.run_dir import check_run_dir, claim_sweep
 from ecrl_cli.runs.run_plan import plan_run
+from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter
 
 
@@ -40,6 +42,28 @@ def test_an_error_without_a_file_name_names_none() -> None:
         StorageError.of("run", None, OSError(errno.ENOSPC, "No space left on device")).fact
         == "ENOSPC (No space left on device)"
     )
+
+
+def test_a_full_disk_is_told_with_the_path_what_was_to_be_written_and_what_is_free() -> None:
+    journal = Journal(Path("/dev/full"))
+    with pytest.raises(StorageError) as raised:
+        journal.append(CheckpointLine("received", 4, 0, 1.0, 2.0))
+    journal.close()
+    size = len(line_of(CheckpointLine("received", 4, 0, 1.0, 2.0)))
+    wanted = rf"ENOSPC at /dev/full \(No space left on device: {size} bytes to write, [0-9]+ free\)"
+    assert re.fullmatch(wanted, raised.value.fact)
+
+
+def test_a_record_that_could_not_be_written_whole_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space") as raised:
+        write_json(tmp_path / "final.json", {})
+    assert raised.value.filename == str(tmp_path / "final.json") and not list(tmp_path.iterdir())
 
 
 def test_memory_whose_descriptor_the_system_could_not_hand_over_is_said_to_be_that() -> None:

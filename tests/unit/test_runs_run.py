@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ecrl_cli.linux import clock
 from ecrl_cli.runs import run as runs
 from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.supervision.run_lock import run_lock
@@ -78,6 +80,16 @@ def test_a_held_run_directory_is_refused_before_anything_is_prepared_or_warmed_u
     with run_lock(layout):
         result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert result.exit_code == 8 and f"held by pid {os.getpid()} on " in result.reason
+
+
+def test_a_machine_without_proc_sys_is_refused_before_anything_is_prepared_or_warmed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(runs, "prepare", lambda *given: pytest.fail("data is prepared"))
+    result = runs.run(plan_run(config_of("ref"), tmp_path / "run"), CONTEXT)
+    assert result.exit_code == 2 and not (tmp_path / "run").exists()
+    assert re.search(r"machine: .*/boot_id cannot be read .*; mount /proc with", result.reason)
 
 
 def test_nothing_is_shown_before_the_launcher_is_warm(

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import os, psutil
 from ecrl_cli.supervision.launch.zygote_main import start_store
-port = start_store()
+_, port = start_store()
 hosts = psutil.Process().children()
 connections = [c for host in hosts for c in host.net_connections("inet")]
 print([(c.laddr.ip, c.laddr.port == port) for c in connections if c.status == "LISTEN"])

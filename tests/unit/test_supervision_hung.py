@@ -49,7 +49,7 @@ def launcher() -> Iterator[StandinLauncher]:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         real = ZygoteLauncher((MODULE,))
         with closing(StandinLauncher(real)) as made:
-            real._living().warm((MODULE,))
+            real._living().warm((MODULE,), 60.0)
             yield made
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
 from ecrl_cli.records.run_config import read_run_config, write_run_config
 from ecrl_cli.supervision.console import SilentUI
+from ecrl_cli.supervision.launch import torchrun
+from ecrl_cli.supervision.launch.torchrun import TorchrunLauncher
 from ecrl_cli.supervision.launch.zygote import ZygoteLauncher
 from ecrl_cli.supervision.run_lock import run_lock
 from ecrl_cli.supervision.supervisor import Supervisor, supervise
@@ -170,6 +173,30 @@ def test_it_stops_when_no_restart_would_help_and_says_why(
     assert recorded(layout).terminal_status == status
     assert words in recorded(layout).reason
     assert raised.value.exit_code == error.exit_code
+
+
+WORDS = "python: error while loading shared libraries: libc.so.6: cannot map"
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (f"echo '{WORDS}' >&2; exit 127", f"the launcher ended with exit code 127: {WORDS}"),
+        (
+            "printf 'Traceback (most recent call last):\\n  File x\\nImportError: no room\\n';"
+            " exit 1",
+            "the launcher ended with exit code 1: ImportError: no room",
+        ),
+        ("echo nothing of this; kill -9 $$", "the launcher was killed by signal 9; SIGKILL"),
+    ],
+)
+def test_an_attempt_that_ends_with_an_exit_code_is_told_with_what_it_printed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, told: str
+) -> None:
+    monkeypatch.setattr(torchrun, "agent_command", lambda *given: ["/bin/sh", "-c", fails])
+    layout = prepared(tmp_path, {}, config=replace(CONFIG, failure=FailureConfig()))
+    with pytest.raises(NoProgress, match=re.escape(f"; the last one: {told}")):
+        supervise(CONFIG, layout, SilentUI(), TorchrunLauncher())
 
 
 def test_the_limit_is_counted_across_killed_supervisors(

@@ -7,7 +7,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ecrl_cli.errors import InputError
+
 _TRIES, _CLOSE_S = 20, 0.001
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def monotonic() -> float:
@@ -37,5 +40,13 @@ def wall() -> float:
 
 
 def boot_id() -> str:
-    """The kernel's id of the current boot: monotonic times are comparable only within one boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    """The kernel's id of the current boot: monotonic times are comparable only within one boot.
+    InputError where there is no /proc/sys.
+    """
+    try:
+        return BOOT_ID.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        fact = (
+            f"{BOOT_ID} cannot be read ({error.strerror}): the clock of a run is known by its boot"
+        )
+        raise InputError("machine", fact, "mount /proc with its folder sys") from error

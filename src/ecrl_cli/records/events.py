@@ -137,9 +137,10 @@ class CheckpointLine:
     goes on (`deferred_bytes`), or why none (`reason`); waited: the training thread stood before the
     next update until they were copied (`stall_s`, `stall_parts`), more of the same stall. Then
     exactly one of committed (durable as the write mode promises: `write_s`, `hash_s`, `commit_s`,
-    `commit_sha256`, `path`), failed (`reason`, `write_s`), lost (`reason`). Later possibly retired
-    (removed by retention) and pointer_failed (latest.json or latest_ok could not be updated:
-    `reason`).
+    `commit_sha256`, `path`; `saved_state`, one digest per component as in `Attempt.resumed_state`,
+    empty in older records and where another checkpointer wrote), failed (`reason`, `write_s`), lost
+    (`reason`). Later possibly retired (removed by retention) and pointer_failed (latest.json or
+    latest_ok could not be updated: `reason`).
 
     Rank 0 and the background writer share the file. Older records have no `stall_parts`, and their
     `write_s` includes waiting for hashes.
@@ -168,6 +169,7 @@ class CheckpointLine:
     commit_sha256: str | None = None
     reason: str | None = None
     copy_s: float = 0.0
+    saved_state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

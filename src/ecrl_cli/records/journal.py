@@ -59,7 +59,7 @@ class Journal:
                 pass  # a partial write: the next call writes more or raises the reason
         except OSError as error:
             self._take_back(len(self._gap + line) - len(rest))
-            raise StorageError.of("append", self._path, error) from error
+            raise StorageError.of("append", self._path, error, len(rest)) from error
         self._gap = b""
         return line
 

@@ -121,7 +121,8 @@ class AttemptSpec:
     `survivors`, the lowest rank that is not in `joined` holds the state. `restored_digests`: each
     rank that resumes records the state it then holds (`records.state_digests.RestoredState`); False
     in older records. `at`, `time`, `boot_id`: when this file was written (monotonic and wall
-    seconds) and the boot of the monotonic clock; 0 and empty in older records.
+    seconds) and the boot of the monotonic clock; 0 and empty in older records. `launched_at`: as in
+    `Attempt`, from the same reading of the clock; 0 in older records.
     """
 
     attempt: int
@@ -142,3 +143,4 @@ class AttemptSpec:
     at: float = 0.0
     time: float = 0.0
     boot_id: str = ""
+    launched_at: float = 0.0

@@ -97,11 +97,14 @@ def journal_bytes(config: RunConfig) -> int:
     """Size limit, in bytes, of a log of one attempt: a budget for each step that it can have.
 
     A line takes a few hundred bytes, with replicas some more for each; there are about a dozen
-    spans and checkpoint lines per step; lost-sample records list the samples of a step.
+    spans and checkpoint lines per step; lost-sample records list the samples of a step, committed
+    lines a digest of each rank's generators.
     """
+    ranks = max(config.world_size, *config.elastic.schedule.values(), 0)
     per_step = (
         4096
         + 32 * config.elastic.replicas
+        + 96 * ranks
         + (64 * config.global_batch if recovery_of(config).from_memory else 0)
     )
     return min(MAX_JOURNAL, 2**20 + per_step * config.target_steps)

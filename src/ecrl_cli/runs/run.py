@@ -25,7 +25,7 @@ from ecrl_cli.errors import (
 )
 from ecrl_cli.failures.plan import describe
 from ecrl_cli.history.load import RUNS_AT_ONCE, RunRecords, load, load_environment
-from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.linux.clock import boot_id, monotonic
 from ecrl_cli.metrics.disk import sampled
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.events import TARGET_REACHED, SupervisorRecord
@@ -109,6 +109,7 @@ def _run(planned: RunPlan, context: RunContext) -> RunResult:
         say(f"{layout.root}: already at step {planned.config.target_steps}; nothing to do")
         return FINISHED
     refuse_held(layout)
+    boot_id()  # without one no session can be recorded
     if not planned.checked:
         check_run_dir(planned)
     if completed(layout) and not more:  # completed, but killed before metrics.json was written

@@ -54,9 +54,13 @@ def _place(path: Path, data: bytes, durable: bool, rename: Callable[[Path, Path]
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         try:
-            _write_all(fd, data)
-            if durable:
-                sync(fd)
+            try:
+                _write_all(fd, data)
+                if durable:
+                    sync(fd)
+            except OSError as error:  # the system names no file of a descriptor
+                error.filename = error.filename or str(path)
+                raise
         finally:
             os.close(fd)
         rename(temporary, path)

@@ -88,7 +88,7 @@ class PosixFs:
         return bool(DIRECT) or not on
 
     def write(self, fd: int, data: Buffer) -> int:
-        with _typed("write", self._path(fd)):
+        with _typed("write", self._path(fd), memoryview(data).nbytes):
             return os.write(fd, data)
 
     def read_at(self, fd: int, buffer: memoryview, offset: int) -> int:
@@ -145,10 +145,10 @@ class PosixFs:
 
 
 @contextmanager
-def _typed(call: str, path: Path) -> Iterator[None]:
+def _typed(call: str, path: Path, needed: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError.of(call, path, error) from error
+        raise StorageError.of(call, path, error, needed) from error
     except ValueError as error:  # a NUL byte or a surrogate in a name
         raise StorageError.of(call, repr(str(path)), OSError(errno.EINVAL, str(error))) from error

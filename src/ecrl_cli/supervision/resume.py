@@ -14,7 +14,7 @@ from ecrl_cli.checkpoint.capture.shared_memory import (
 )
 from ecrl_cli.checkpoint.format.canonical_json import parse
 from ecrl_cli.checkpoint.format.names import DIGEST, step_name
-from ecrl_cli.checkpoint.format.train_document import saved_state, tensor_digests
+from ecrl_cli.checkpoint.format.train_document import state_in
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator, Examination
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -180,10 +180,7 @@ def state_of(layout: RunLayout, choice: ResumePlan) -> dict[str, str]:
         return _logged(layout, choice.report.attempt, choice.report.global_step or 0)
     if choice.report is None or choice.report.manifest is None:
         return {}
-    train = parse(choice.report.train)
-    return saved_state(
-        tensor_digests(choice.report.manifest), train if isinstance(train, dict) else {}
-    )
+    return state_in(choice.report.manifest, choice.report.train)
 
 
 def _logged(layout: RunLayout, attempt: int, step: int) -> dict[str, str]:

@@ -15,14 +15,14 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.config.recoveries import survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError
+from ecrl_cli.errors import EcrlError, InputError, Stopped, StorageError, visible
 from ecrl_cli.failures.plan import read_plan
 from ecrl_cli.linux import processes
-from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import TARGET_REACHED, Attempt, SupervisorRecord
 from ecrl_cli.records.heartbeat_table import HeartbeatTable
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec, Progress
+from ecrl_cli.records.output_log import last_words
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.records.survivor_records import SURVIVED
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import (
@@ -227,7 +227,7 @@ class Supervisor:
             resumed_from_step=attempt_spec.resume_step,
             resumed_from=attempt_spec.resume_from,
             rejected=choice.rejected,
-            launched_at=monotonic(),
+            launched_at=attempt_spec.launched_at,
             continues=attempt_spec.continues,
             memory=attempt_spec.memory,
             snapshot_sha256=attempt_spec.snapshot_sha256,
@@ -345,6 +345,7 @@ class Supervisor:
             self._config.supervision.max_restarts,
             ended.rank_error,
             planned,
+            "" if last.attempt in planned else self._last_words(last),
         )
         if decision.restart:
             decision = replace(
@@ -355,6 +356,15 @@ class Supervisor:
         elif not reached:
             self._ui.died(last, decision.reason)
         return decision
+
+    def _last_words(self, attempt: Attempt) -> str:
+        """What an attempt printed last that ended with an exit code; empty for any other."""
+        if not attempt.exit_code:
+            return ""
+        try:
+            return visible(last_words(self._layout.attempt(attempt.attempt).output))
+        except OSError:
+            return ""
 
     def _stopped(self, number: int) -> Decision:
         name = signal.Signals(number).name

@@ -236,6 +236,11 @@ def _check_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
             f"launch.json of attempt {a.attempt} was written {order.at - a.launched_at:.3f} s after"
             " the launch"
         )
+    if order.launched_at and {a.launched_at, order.at} != {order.launched_at}:
+        notes.broken(
+            f"attempt {a.attempt} was launched at {order.launched_at:.6f} by launch.json, which was"
+            f" written at {order.at:.6f}, and at {a.launched_at:.6f} by supervisor.json"
+        )
     if before and before.ended_at is not None and order.at < before.ended_at - ROUNDING_S:
         notes.broken(
             f"launch.json of attempt {a.attempt} was written {before.ended_at - order.at:.3f} s"

@@ -192,6 +192,20 @@ def _check_environment(case: Case, notes: FindingBuilder) -> None:
         return
     if not isinstance(environment, Mapping) or not isinstance(environment.get("packages"), Mapping):
         notes.missing("environment.json is no environment")
+        return
+    _check_source(case, environment.get("source_sha256"), notes)
+
+
+def _check_source(case: Case, source: Any, notes: FindingBuilder) -> None:
+    """environment.json and the first session name the same code. They may honestly differ only
+    where a command died after it had made the run directory, and another version began the run.
+    """
+    ran = case.run.sessions[0].code if case.run.sessions else ""
+    if ran and source != ran:
+        notes.missing(
+            f"environment.json has the code {shown(str(source)[:12])}, the first session of"
+            f" supervisor.json ran {shown(ran[:12])}: which of them the run began with is not known"
+        )
 
 
 def other_environment(case: Case) -> tuple[str, ...]:

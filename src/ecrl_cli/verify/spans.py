@@ -118,8 +118,13 @@ def _check_ends_of_spans(case: Case, a: Attempt, rank: int, notes: FindingBuilde
             f"the spans of attempt {a.attempt} rank {rank} begin with {account.spans[0].category}"
             f" of step {account.spans[0].global_step}"
         )
+    # Where nobody saw the end, the supervisor was killed and the ranks with it: perhaps between the
+    # final record and their last spans.
     ended_by_itself = (
-        a.outcome in ENDED_WELL and a.exit_code in (0, None) and a.signal is None
+        a.outcome in ENDED_WELL
+        and a.ended_at is not None
+        and a.exit_code in (0, None)
+        and a.signal is None
     ) or rank in continuing_ranks(case.run, a.attempt)
     if (
         ended_by_itself

@@ -23,6 +23,7 @@ from ecrl_cli.records.state_digests import (
 )
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.saved_states import check_saved_states
 from ecrl_cli.verify.state_values import (
     Values,
     differing,
@@ -49,6 +50,7 @@ def state_consistent(case: Case) -> Finding:
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)
     stored = _check_checkpoints(case, notes)
+    committed = check_saved_states(case, notes)
     ended = _check_end(case, notes)
     _check_survivors(case, notes)
     _check_due(case, notes)
@@ -59,6 +61,7 @@ def state_consistent(case: Case) -> Finding:
         f"the learning rate on {plural(lines, 'line')} is the schedule's",
         f"{plural(documents, 'checkpoint holds', 'checkpoints hold')} what the configuration says"
         + (f", {stored} of them what the ranks logged" if stored else ""),
+        *([f"{plural(committed, 'save')} committed what the ranks logged"] if committed else []),
     ]
     return notes.finding("; ".join(texts), checked=bool(steps or lines or documents or ended))
 

@@ -17,6 +17,7 @@ from ecrl_cli.history.lineage import committed_as
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
+from ecrl_cli.verify.saved_states import component_names
 from ecrl_cli.verify.state_consistent import as_components, differing_components
 from ecrl_cli.verify.state_values import equal_buffers
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
@@ -108,9 +109,7 @@ def _check_resumed_state(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     parent = case.attempt(number) if (number := _parent(case, a)) is not None else None
     if parent is None:
         return
-    shared, own = {"rng.shared"}, {f"rng.rank{rank}" for rank in range(parent.world_size)}
-    generators = shared if case.run.stored.config.elastic.replicas else own
-    if absent := sorted({*_SHARED, *generators} - a.resumed_state.keys()):
+    if absent := sorted(component_names(case, parent.world_size) - a.resumed_state.keys()):
         saved = plural(parent.world_size, "rank")
         notes.broken(
             f"attempt {a.attempt} resumed from what {saved} saved, and supervisor.json lacks the"

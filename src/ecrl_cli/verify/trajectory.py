@@ -26,6 +26,7 @@ from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
 from ecrl_cli.verify.evaluations import check_against, check_repeated
+from ecrl_cli.verify.saved_states import differing_saves
 from ecrl_cli.verify.state_values import (
     NO_TENSORS,
     STATE,
@@ -148,6 +149,8 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
     _check_steps(case, reference, theirs, claimed, notes)
     notes.add_all(replays)
     _check_checkpoints(case, reference, claimed, notes)
+    if notes.clean and (text := differing_saves(case, reference, theirs, claimed)):
+        notes.broken(f"{text}: apart from that step on at the latest")
     if evaluated := check_against(case, reference, theirs, claimed, notes):
         again = f"{plural(evaluated, 'evaluation')} on held-out data equal; {again}"
     name = reference.layout.root.name
@@ -159,7 +162,7 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
             else "before samples were lost"
         )
         which = "to its target, from which this run was continued" if shorter else which
-        evidence += case.doubts
+        evidence += (*case.doubts, *(() if lost is None else (NOT_SHOWN,)))
         if unvouched := _recovered_after(case, claimed):
             limit = "ends there" if shorter else "has as many ranks up to that step only"
             notes.missing(f"not proven after step {claimed}: {unvouched}, and {name} {limit}")

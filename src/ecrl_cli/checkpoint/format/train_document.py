@@ -107,6 +107,17 @@ def saved_state(tensors: Mapping[str, str], train: Mapping[str, Any]) -> dict[st
     )
 
 
+def state_in(manifest: Manifest, train: bytes) -> dict[str, str]:
+    """`saved_state` of a checkpoint by its manifest and the bytes of its train.json; without
+    `train` where these are no JSON object.
+    """
+    try:
+        document = parse(train)
+    except ValueError:
+        document = None
+    return saved_state(tensor_digests(manifest), document if isinstance(document, dict) else {})
+
+
 def due_on_rank(saved: Mapping[str, str], rank: int) -> dict[str, str]:
     """The digests that `rank` must have after it restored `saved`, by component. Without rng if the
     rank did not exist when it was saved: it then starts from its own seed.

@@ -58,6 +58,7 @@ class CheckpointLog:
             bytes=saved.bytes,
             path=self._layout.relative(saved.path),
             commit_sha256=saved.commit_sha256,
+            saved_state=saved.state,
         )
 
     def failed(self, global_step: int, error: EcrlError, write_s: float = 0.0) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.hashing import workers
 from ecrl_cli.checkpoint.format.image import CheckpointImage
 from ecrl_cli.checkpoint.format.names import DIGEST, LATEST, LATEST_OK, TRASH_PREFIX
+from ecrl_cli.checkpoint.format.train_document import state_in
 from ecrl_cli.checkpoint.store import catalog
 from ecrl_cli.checkpoint.store.atomic_install import (
     CommitJob,
@@ -78,7 +79,8 @@ class StoreConfig:
 class Saved:
     """A committed checkpoint, as durable as the write mode promises. Seconds: `write_s` writing the
     files, `hash_s` waiting for their hashes, `commit_s` all else up to the acknowledgement; their
-    sum is the duration of `save`.
+    sum is the duration of `save`. `state`: one digest per component (`train_document.state_in`);
+    empty where another checkpointer wrote it.
     """
 
     path: Path
@@ -87,6 +89,7 @@ class Saved:
     write_s: float
     commit_s: float
     hash_s: float = 0.0
+    state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class Retired:
     global_step: int
     path: Path
     commit_sha256: str | None
+
+
+def _train(image: CheckpointImage) -> bytes:
+    """The bytes of train.json, the only document of an image; empty if it has none."""
+    return next(iter(image.documents.values()), b"")
 
 
 def _no_crash_point(name: str) -> None:
@@ -182,12 +190,13 @@ class CheckpointStore:
             with suppress(StorageError):
                 installer.undo(partial(self._owns, attempt))
         self.crash_point("after_root_sync")
-        assert job.commit is not None
+        assert job.commit is not None and job.manifest is not None
+        state = state_in(job.manifest, _train(image))
         self._verified[installer.target.name] = job.commit.self_sha256
         write_s, hash_s = job.files_at - job.began, job.hashed_at - job.files_at
         commit_s = monotonic() - began - write_s - hash_s
         return Saved(
-            installer.target, job.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s
+            installer.target, job.commit.self_sha256, image.nbytes, write_s, commit_s, hash_s, state
         )
 
     def update_pointers_and_retire(
@@ -307,7 +316,8 @@ class CheckpointStore:
             fact = f"{target.name} of attempt {report.attempt} holds another state"
             raise CheckpointConflict("checkpoints", fact, "nothing was overwritten; verify the run")
         assert report.commit_sha256 is not None
-        return Saved(target, report.commit_sha256, job.image.nbytes, 0.0, 0.0)
+        state = state_in(report.manifest, report.train)
+        return Saved(target, report.commit_sha256, job.image.nbytes, 0.0, 0.0, state=state)
 
     def _owns(self, attempt: int) -> bool:
         try:

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from ecrl_cli.checkpoint.format.train_document import state_in
 from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.checkpoint.store.integrity import IntegrityReport
 from ecrl_cli.checkpoint.store.store import CheckpointStore
@@ -100,7 +101,12 @@ def acknowledge(layout: RunLayout, report: IntegrityReport) -> None:
         "committed", report.global_step, report.attempt, monotonic(), wall(), reason=FOUND
     )
     journal.append(
-        replace(found, path=layout.relative(report.path), commit_sha256=report.commit_sha256)
+        replace(
+            found,
+            path=layout.relative(report.path),
+            commit_sha256=report.commit_sha256,
+            saved_state=_state(report),
+        )
     )
     journal.close()
 
@@ -120,8 +126,18 @@ def _end(layout: RunLayout, line: CheckpointLine, store: CheckpointStore) -> Che
         return ended
     path = layout.relative(found.path)
     return replace(
-        ended, event="committed", path=path, commit_sha256=found.commit_sha256, reason=LEFT_WHOLE
+        ended,
+        event="committed",
+        path=path,
+        commit_sha256=found.commit_sha256,
+        saved_state=_state(found),
+        reason=LEFT_WHOLE,
     )
+
+
+def _state(report: IntegrityReport) -> dict[str, str]:
+    """One digest per component of a checkpoint; empty where another checkpointer wrote it."""
+    return state_in(report.manifest, report.train) if report.manifest else {}
 
 
 def _cut_torn_tail(path: Path) -> None:

@@ -64,12 +64,14 @@ def decide(
     max_restarts: int,
     trouble: RankError | None,
     planned: frozenset[int] = frozenset(),
+    words: str = "",
 ) -> Decision:
     """Decides how the run continues after the last of `attempts`, which are those that
     `charged_attempts` returns.
 
     `trouble`: the error that the first casualty reported before it ended. `planned`: the attempts
-    in which a planned failure was injected.
+    in which a planned failure was injected. `words`: what the last attempt printed last, where it
+    reported no error.
 
     A planned change of the world size is not a restart and does not count against `max_restarts`;
     neither does an in-place recovery. If these repeat without a new step, for example because the
@@ -81,7 +83,7 @@ def decide(
     if trouble and trouble.exit_code in INCURABLE:
         status, kind = INCURABLE[trouble.exit_code]
         return Decision(status, trouble.text, kind(f"rank {trouble.rank}", trouble.text))
-    why = trouble.text if trouble else death(last)
+    why = trouble.text if trouble else death(last) + (f": {words}" if words else "")
     if without_gain(attempts, planned) >= STORM:
         reason = f"restart storm: {STORM} attempts in a row gained no step; the last one: {why}"
         return _gave_up(attempts, reason + _from_outside(attempts[-STORM:], planned))

@@ -106,7 +106,8 @@ class SupervisorRecordWriter:
         writer_deaths: int | None = None,
     ) -> SupervisorRecord:
         """Write the terminal status, the end of the session with its signals and writer deaths, and
-        the phases of every attempt. Returns the record.
+        the phases of every attempt, all at once: a supervisor killed meanwhile leaves a session
+        without an end, and none whose phases are missing. Returns the record.
         """
         at, time = both_clocks()
         ended = replace(
@@ -116,14 +117,14 @@ class SupervisorRecordWriter:
             signals=signals,
             writer_deaths=writer_deaths,
         )
-        sessions = (*self.record.sessions[:-1], ended)
-        self._write(
-            terminal_status=status,
-            reason=self._layout.relative_text(reason),
-            sessions=sessions,
-            attempts=with_survived_as_died(self.record.attempts),
-        )
-        self._write(attempts=with_phases(self._layout, self.record.attempts))
+        changes: dict[str, Any] = {
+            "terminal_status": status,
+            "reason": self._layout.relative_text(reason),
+            "sessions": (*self.record.sessions[:-1], ended),
+            "attempts": with_survived_as_died(self.record.attempts),
+        }
+        changes["attempts"] = with_phases(self._layout, replace(self.record, **changes))
+        self._write(**changes)
         return self.record
 
     def _abandoned(self, attempt: Attempt) -> Attempt:
@@ -176,16 +177,16 @@ def step_range(layout: RunLayout, attempt: int) -> tuple[int | None, int | None]
     return (_step(lines[0]), _step(lines[-1])) if lines else (None, None)
 
 
-def with_phases(layout: RunLayout, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
-    """`attempts` with the seconds of each phase of their start; unchanged if the records cannot be
-    read.
+def with_phases(layout: RunLayout, record: SupervisorRecord) -> tuple[Attempt, ...]:
+    """The attempts of `record` with the seconds of each phase of their start; unchanged if the logs
+    cannot be read.
     """
     try:
-        records = load(layout)
-        found = phases(records, timeline(records))
+        records = replace(load(layout), supervisor=record)
+        measured = phases(records, timeline(records))
     except EcrlError:
-        return attempts
-    return tuple(replace(a, phases=found.get(a.attempt, {})) for a in attempts)
+        return record.attempts
+    return tuple(replace(a, phases=measured.get(a.attempt, {})) for a in record.attempts)
 
 
 def _step(line: bytes) -> int:

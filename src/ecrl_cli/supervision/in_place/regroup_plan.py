@@ -14,7 +14,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import plural
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.plan import pending, read_plan
-from ecrl_cli.linux.clock import boot_id, monotonic, wall
+from ecrl_cli.linux.clock import boot_id, both_clocks
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
@@ -111,8 +111,11 @@ def begin(
 
 
 def write_order(layout: RunLayout, made: AttemptSpec) -> AttemptSpec:
-    """Date the spec and write it to the attempt's launch.json, durably."""
-    made = replace(made, at=monotonic(), time=wall(), boot_id=boot_id())
+    """Date the spec, with which the launch begins, and write it to the attempt's launch.json,
+    durably.
+    """
+    at, time = both_clocks()
+    made = replace(made, at=at, time=time, boot_id=boot_id(), launched_at=at)
     logs = layout.attempt(made.attempt)
     logs.folder.mkdir(parents=True, exist_ok=True)
     write_json(logs.launch, encode(made))

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Self
 
 from ecrl_cli import models
@@ -24,6 +25,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data import datasets
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.linux import processes
+from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.linux.namespaces import private_command
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.supervision.launch.child_environment import child_environment
@@ -37,6 +39,9 @@ from ecrl_cli.supervision.launch.launcher import (
 )
 
 MESSAGE_BYTES = 65536
+_STOPPED = ("T", "t")  # states in /proc: stopped, traced
+_USELESS = (*_STOPPED, "Z", "X", "")  # dead, gone
+_LOOK_S = 1.0  # between two looks at a zygote that imports: one that stands at both is stopped
 
 
 def preload(config: RunConfig) -> tuple[str, ...]:
@@ -79,6 +84,7 @@ class ZygoteProcess:
         )
         self.pidfd = os.pidfd_open(self.process.pid)
         self._inbox: list[dict[str, Any]] = []
+        self._store: int | None = None  # the pid of the process that hosts the store, once known
         theirs.close()
 
     def ask(self, request: dict[str, Any]) -> None:
@@ -98,16 +104,38 @@ class ZygoteProcess:
         self._inbox = [message for message in self._inbox if about not in message]
         return found
 
-    def warm(self, modules: tuple[str, ...]) -> None:
+    def warm(self, modules: tuple[str, ...], seconds: float) -> bool:
         """Wait until it has imported `modules` or has died, so that this time is not part of any
-        run.
+        run; whether it did within `seconds`. False at once if it or its store stands stopped.
         """
         self.ask({"preload": modules})
-        while not self.messages("warm") and not self.over():
-            select.select([self.socket.fileno(), self.pidfd], [], [])
+        until, stood = monotonic() + seconds, False
+        while not (answers := self.messages("warm")) and not self.over():
+            stands = any(processes.state(pid) in _STOPPED for pid in self._own_pids())
+            if (stands and stood) or monotonic() > until:
+                return False
+            stood = stands
+            select.select([self.socket.fileno(), self.pidfd], [], [], _LOOK_S)
+        for answer in answers:
+            self._store = answer["store"]
+        return True
+
+    def _own_pids(self) -> list[int]:
+        """Its pid, and that of its store, which it forks before anything else."""
+        pid = self.process.pid
+        try:
+            forked = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+        except OSError:  # it has died, or the kernel does not tell
+            forked = []
+        return [pid, *map(int, forked[:1])]
 
     def over(self) -> bool:
         return processes.ended(self.pidfd)
+
+    def serves(self) -> bool:
+        """Whether it can serve an attempt: neither it nor its store has died or is stopped."""
+        pids = [self.process.pid, *([] if self._store is None else [self._store])]
+        return not self.over() and not any(processes.state(pid) in _USELESS for pid in pids)
 
     def said(self) -> bytes:
         """The zygote's output: the reason if it could not start."""
@@ -157,11 +185,16 @@ class ZygoteLauncher:
 
     def warm(self, config: RunConfig) -> None:
         self._discard()
-        self._living().warm(preload(config))
+        for _ in range(2):  # a second one that is stopped as well is found by its attempt's hang
+            if self._living().warm(preload(config), config.supervision.start_timeout_s):
+                return
+            self.close()
 
     def launch(self, spec: LaunchSpec) -> ZygoteAttempt:
         if not spec.existing_pids:  # surviving ranks need the store of the zygote that forked them
             self._discard()
+            if self._zygote is not None and not self._zygote.serves():
+                self.close()
         self._served = True
         return ZygoteAttempt(spec, self._living())
 

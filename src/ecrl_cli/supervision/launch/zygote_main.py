@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     line = socket.socket(fileno=int(argv[0]))
     load(argv[1:])
     supervisor = os.getppid()
-    port = start_store()
+    store, port = start_store()
     share_memory()
     while data := line.recv(MESSAGE_BYTES):
         request = json.loads(data)
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
         if "module" in request:
             fork_ranks(request, ZygoteHandles(line, supervisor, port))
         else:
-            line.send(json.dumps({"warm": request["preload"]}).encode())
+            line.send(json.dumps({"warm": request["preload"], "store": store}).encode())
 
 
 class ZygoteHandles:
@@ -49,13 +49,13 @@ class ZygoteHandles:
         self.line, self.supervisor, self.port = line, supervisor, port
 
 
-def start_store() -> int:
-    """Fork the process that hosts the store; returns its port. Its own process because the store's
-    server is a thread, and forking with threads is unsafe.
+def start_store() -> tuple[int, int]:
+    """Fork the process that hosts the store; returns its pid and its port. Its own process because
+    the store's server is a thread, and forking with threads is unsafe.
     """
     port_read, port_write = os.pipe()
     zygote = os.getpid()
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         die_with_parent(zygote)
         # our own socket: a TCPStore's would listen on every address of the machine
         listener = socket.create_server((HOST, 0))
@@ -70,7 +70,7 @@ def start_store() -> int:
     os.close(port_write)
     port = int(os.read(port_read, 16))
     os.close(port_read)
-    return port
+    return pid, port
 
 
 def fork_ranks(request: dict[str, Any], parents: ZygoteHandles) -> None:
