@@ -56,7 +56,7 @@ ROOMS = {
     "supervision": ["attempts", "launch", "watch", "in_place"],
     "studies": ["frame", "golden", "mutants", "fake_ranks", "power_loss"],
     "report": ["model", "tables", "text", "figures", "render"],
-    "replication": ["overhead", "mini_batch", "report"],
+    "replication": ["overhead", "mini_batch", "report", "published_runs"],
 }
 # Torch-free for good: what supervises, judges and prints.
 TORCH_FREE = (
