@@ -40,7 +40,8 @@ Examples
   ecrl train +suite=digits-cnn variant=blk
   ecrl -m +suite=digits-cnn variant=clean,ref,blk,ovl
   ecrl verify outputs/*
-`ecrl VERB --help` says more; --debug adds the traceback to an error.
+`ecrl VERB --help` says more; --debug adds the traceback to an error; --plugin FILE.py adds a model, data set, task, strategy or failure of
+your own to any of them (CONTRIBUTING.md).
 
 """
 
