@@ -115,12 +115,15 @@ def _install(file: Path, folder: Path) -> None:
             )
     info = folder / f"{module}-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {module}\nVersion: 0\n", encoding="utf-8"
+    )
     (info / "entry_points.txt").write_text(
         "".join(
             f"[{group}]\n" + "".join(f"{name} = {path}\n" for name, path in names.items())
             for group, names in points.items()
-        )
+        ),
+        encoding="utf-8",
     )
 
 
