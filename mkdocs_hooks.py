@@ -12,6 +12,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
 PAGES["src/ecrl_cli/cli/explained.md"] = "errors.md"  # beside the command that prints it: it is in the wheel too
+WORKER = "worker-from-disk.js"
 # What a page loads by itself, as opposed to a link that a reader may follow.
 FETCHED = re.compile(
     r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*rel=[\"']?(?:stylesheet|preconnect|preload)[\"']?[^>]*href=[\"']?(?:https?:)?//"
@@ -36,7 +37,20 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return markdown
 
 
+def on_config(config: Any) -> Any:
+    """The search from the disk needs a stand-in for workers, which the offline plugin would have
+    every reader's browser fetch: the site has its own.
+    """
+    asked = config.extra["polyfills"]
+    due = [WORKER if "iframe-worker" in str(script) else script for script in asked]
+    if WORKER not in due:
+        raise PluginError(f"the offline plugin asks for no iframe-worker, only {asked}: {WORKER}")
+    config.extra["polyfills"] = due
+    return config
+
+
 def on_post_build(config: Any) -> None:
-    for path in Path(config.site_dir).glob("*.html"):
+    for path in sorted(Path(config.site_dir).rglob("*.html")):
         if found := FETCHED.search(path.read_text(encoding="utf-8")):
-            raise PluginError(f"{path.name} fetches from elsewhere: {found.group()}")
+            name = path.relative_to(config.site_dir)
+            raise PluginError(f"{name} fetches from elsewhere: {found.group()}")

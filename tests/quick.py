@@ -73,6 +73,7 @@ QUICK = (
     "unit/test_metrics_statistics.py",
     "unit/test_records_lines.py",
     "unit/test_report_inputs.py",
+    "unit/test_published_runs.py",
     "unit/test_report_published_tables.py",
     "unit/test_report_recoveries.py",
     "unit/test_report_tables.py",

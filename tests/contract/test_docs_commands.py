@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.cli import audit, compare, examples, report, verify
+from ecrl_cli.cli import audit, compare, examples, published, report, verify
 from ecrl_cli.cli.arguments import Arguments, check_overrides, parse, read_overrides, typed
 from ecrl_cli.cli.compose import PRIMARY as TRAIN
 from ecrl_cli.cli.compose import compose, expand, initialized
@@ -32,6 +33,7 @@ from ecrl_cli.failures.plan import plan
 from ecrl_cli.studies.frame.registry import names
 from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.verify.registry import CHECKS
+from tests.e2e.chromium import address, chromium
 from tests.rooms import rooms
 from tests.test_architecture import PACKAGE
 
@@ -114,6 +116,8 @@ def check_ecrl(words: list[str]) -> None:
         verify.parser().parse_args(rest)
     elif verb == "compare":
         compare.parser().parse_args(rest)
+    elif verb == "published":
+        published.parser().parse_args(rest)
     elif verb == "examples":
         examples.parser().parse_args(rest)
     elif verb == "report":
@@ -454,3 +458,40 @@ def test_the_site_is_not_built_over_a_broken_link_or_with_anything_from_elsewher
             build_site(config)
     else:
         build_site(config)
+
+
+# Types a word, as a reader does, and waits for what is found: addresses without their marks.
+_SEARCH = """new Promise((found) => {
+  const field = document.querySelector(".md-search__input");
+  const list = document.querySelector(".md-search-result__list");
+  new MutationObserver(() => {
+    const links = [...list.querySelectorAll(".md-search-result__item a")];
+    if (links.length) found([...new Set(links.map((link) => link.href.split(/[?#]/)[0]))]);
+  }).observe(list, { childList: true });
+  field.focus();
+  field.value = "zebra";
+  field.dispatchEvent(new Event("keyup", { bubbles: true }));
+})"""
+
+
+@pytest.mark.needs("chromium")
+def test_the_search_works_in_a_page_that_is_opened_from_the_disk(tmp_path: Path) -> None:
+    from mkdocs.commands.build import build as build_site
+    from mkdocs.config import load_config
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "costs.md").write_text("# Costs\n\nsnapshots in flight\n")
+    (tmp_path / "docs" / "cli.md").write_text("# Commands\n\nwhat a zebra costs\n")
+    shutil.copy(ROOT / "docs" / "worker-from-disk.js", tmp_path / "docs")
+    config = load_config(
+        str(ROOT / "mkdocs.yml"),
+        nav=[{"One": "costs.md"}, {"Two": "cli.md"}],
+        docs_dir=str(tmp_path / "docs"),
+        site_dir=str(tmp_path / "site"),
+    )
+    config.hooks["mkdocs_hooks.py"].PAGES.clear()
+    build_site(config)
+    with chromium() as browser:
+        tab = browser.open(address(tmp_path / "site" / "costs.html"))
+        found = tab.run(_SEARCH)
+    assert found == [(tmp_path / "site" / "cli.html").as_uri()]

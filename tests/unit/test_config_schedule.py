@@ -207,15 +207,15 @@ def test_an_estimate_counts_every_launch_by_what_it_takes() -> None:
     """
     undisturbed = "dataset=digits model=small_cnn target_steps=120 checkpoint.every=20 failure="
     once, zygote = (
-        seconds(one(f"{undisturbed}none supervision={launcher}"), gpu=False)
+        seconds(one(f"{undisturbed}none supervision={launcher}"), gpus=0)
         for launcher in ("torchrun", "zygote")
     )
     listed = "listed failure.entries=[kill@30:1,kill@70:1]"
     again = [
-        seconds(one(undisturbed + kind), gpu=False) - once
+        seconds(one(undisturbed + kind), gpus=0) - once
         for kind in ("kill failure.steps=[30,70]", listed, "mtbf failure.mtbf_steps=60")
     ]
-    resized = seconds(one(f"{undisturbed}none elastic.schedule={{40:1,80:2}}"), gpu=False) - once
+    resized = seconds(one(f"{undisturbed}none elastic.schedule={{40:1,80:2}}"), gpus=0) - once
     assert (
         again == [again[0]] * 3
         and resized == pytest.approx(again[0], rel=0.2)
@@ -246,8 +246,8 @@ def test_a_step_takes_what_it_took_on_one_core_within_a_factor_of_two(
     """
     config = one(f"{typed} global_batch=32 world_size=1 threads=1 failure=none")
     step = (
-        seconds(replace(config, target_steps=1_100), gpu=False)
-        - seconds(replace(config, target_steps=100), gpu=False)
+        seconds(replace(config, target_steps=1_100), gpus=0)
+        - seconds(replace(config, target_steps=100), gpus=0)
     ) / 1_000
     assert took / 2 < step < took * 2
 
@@ -295,3 +295,20 @@ def test_a_refusal_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             ["dataset=fake", "model=resnet50", "run_dir=here"], debug=False, say=lambda line: None
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_estimate_knows_how_many_gpus_share_the_ranks() -> None:
+    config = one("+suite=cifar10-r50-base variant=ref world_size=4 scale=paper")
+
+    def training(gpus: int, nodes: int = 1) -> float:
+        """Seconds without the launch, which takes as long everywhere."""
+        supervision = replace(config.supervision, nodes=nodes)
+        whole, short = (
+            replace(config, supervision=supervision, target_steps=steps) for steps in (1_600, 600)
+        )
+        return seconds(whole, gpus=gpus) - seconds(short, gpus=gpus)
+
+    assert training(1) == pytest.approx(4 * training(4))
+    assert training(2) == pytest.approx(2 * training(4))
+    assert training(8) == pytest.approx(training(4))  # four ranks use four
+    assert training(2, nodes=2) == pytest.approx(training(4))

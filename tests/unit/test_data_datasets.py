@@ -5,6 +5,7 @@ scikit-learn's.
 from __future__ import annotations
 
 import hashlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -356,3 +357,24 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         ),
     ):
         REGISTRY.load("cifar11")
+
+
+def test_the_examples_write_every_data_set_in_its_official_layout(tmp_path: Path) -> None:
+    """A user without the archives can try each row of the table of data sets."""
+    script = Path(__file__).parents[2] / "examples" / "make_data.py"
+    namespace = runpy.run_path(str(script))
+    namespace["main"](tmp_path / "data")
+    sizes = {"cifar10": 300, "cifar100": 300, "imagefolder": 240, "tinyimagenet": 240, "nt3": 240}
+    classes = {"cifar10": 10, "cifar100": 100, "imagefolder": 4, "tinyimagenet": 4, "nt3": 2}
+    for name, size in sizes.items():
+        config = DatasetConfig(name=name, root=str(tmp_path / "data"), checksum="none")
+        made = build_dataset(config)
+        assert (len(made), made.traits.classes) == (size, classes[name])
+        x, y = made.fetch(np.arange(size))
+        # the classes can be learnt: the nearest mean of half of them tells most of the others
+        flat = x.reshape(size, -1).astype(np.float64)
+        known, others = np.split(np.random.default_rng(0).permutation(size), [size * 2 // 3])
+        found = np.unique(y[known])
+        means = np.stack([flat[known][y[known] == label].mean(0) for label in found])
+        told = found[((flat[others, None] - means) ** 2).sum(-1).argmin(1)]
+        assert np.mean(told == y[others]) > 0.6, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import ecrl
 import ecrl_cli
+from ecrl_cli.cli.main import main
 from ecrl_cli.errors import RunDirectoryError
 from ecrl_cli.history.load import load as load_records
 from ecrl_cli.records.layout import RunLayout
@@ -19,7 +21,10 @@ from tests.runs.builder import build_blk, build_ref
 from tests.unit.report_runs import Plan, arms, make_sweep
 
 ROOT = Path(__file__).parents[2]
-FRAMES = ("runs", "steps", "checkpoints", "restarts", "recoveries", "verdicts", "effects")
+FRAMES = (
+    *("runs", "steps", "epochs", "distances", "checkpoints", "restarts", "recoveries"),
+    *("verdicts", "effects"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +120,37 @@ def test_the_recorder_imports_nothing_but_the_standard_library() -> None:
     assert ecrl.__version__ == ecrl_cli.__version__
     with pytest.raises(AttributeError, match="has no attribute 'sessions'"):
         _ = ecrl.sessions
+
+
+def test_epochs_count_what_occurs_twice_and_what_is_missing(tmp_path: Path) -> None:
+    struck, reference = build_blk(tmp_path), build_ref(tmp_path)
+    log = reference.attempt(0).rank(0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    third, fourth = lines[2], lines[3]
+    third["sample_ids_hash"] = fourth["sample_ids_hash"]  # its shard, instead of its own
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    epochs = ecrl.load(struck.root, reference.root).epochs.set_index(["run", "epoch"])
+    counts = epochs[["consumed", "duplicates", "missing", "extra"]].T.to_dict("list")
+    assert counts["blk", 0] == counts["blk", 1] == [80, 0, 0, 0]  # ten steps of eight samples
+    assert counts["blk", 2] == [32, 0, 0, 0]
+    share = third["sample_ids_count"]
+    assert counts["ref", 0] == [80, share, share, 0] and counts["ref", 1] == [80, 0, 0, 0]
+
+
+def test_distances_are_those_of_compare_at_every_step_that_both_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    struck, reference = build_blk(tmp_path, bug_from=9), build_ref(tmp_path)
+    found = ecrl.load(struck.root, reference.root).distances
+    assert set(found["run"]) == {"blk"} and set(found["reference"]) == {"ref"}
+    assert main(["compare", str(struck.root), str(reference.root), "--json"]) == 1
+    due = {
+        (step["global_step"], name): (apart["l2"], apart["differing"])
+        for step in json.loads(capsys.readouterr().out)["steps"]
+        for name, apart in step["components"].items()
+        if name != "rng"
+    }
+    rows = found[found["component"] != "rng"].set_index(["global_step", "component"])
+    assert {step for step, _ in due} == {12, 18, 24}
+    assert rows[["l2", "differing"]].T.to_dict("list") == {key: list(v) for key, v in due.items()}
+    assert all(l2 > 0 for l2, _ in due.values())

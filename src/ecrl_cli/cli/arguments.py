@@ -256,7 +256,8 @@ def _way_out(group: str, name: str, options: list[str]) -> str:
     if added_by and entry_points(group=added_by, name=name):
         return f"it is installed, but brings no YAML file: write {key}={name}"
     by_package = (
-        f"; what it names joins by an entry point in {added_by}: see docs/extend.md"
+        f"; what it names joins by --plugin FILE.py or by an entry point in {added_by}: see"
+        " docs/extend.md"
         if added_by
         else ""
     )

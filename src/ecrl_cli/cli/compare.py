@@ -13,7 +13,7 @@ from typing import Any
 from ecrl_cli.checkpoint.format.names import STEP_NAME
 from ecrl_cli.cli.console import Parser, out, say
 from ecrl_cli.errors import ConfigError, RunDirectoryError, StorageError, shown, visible
-from ecrl_cli.metrics.distance import Distance, distances, document
+from ecrl_cli.metrics.distance import Distance, by_step, distances, document
 from ecrl_cli.records.layout import RunLayout
 
 SCHEMA_VERSION = 1
@@ -108,11 +108,7 @@ def checkpoints(place: Path) -> dict[int, Path]:
         )
     layout = RunLayout(place)
     folder = layout.checkpoints if layout.checkpoints.is_dir() else place
-    found = {
-        int(match[1]): path
-        for path in sorted(folder.iterdir())
-        if (match := STEP_NAME.match(path.name))
-    }
+    found = by_step(folder)
     if not found:
         raise RunDirectoryError(
             shown(str(place)), "has no checkpoint", "name a run that was trained with checkpoints"

@@ -11,6 +11,7 @@ VERBS = (
     "audit",
     "doctor",
     "examples",
+    "published",
     "completion",
 )
 
@@ -30,6 +31,7 @@ ecrl: when a PyTorch DDP job dies, does it come back exactly, and what does that
   ecrl audit -- COMMAND          judge a training job that ECRL did not write: does it come back exactly?
   ecrl doctor [DIR]              what this machine gives a run, and what follows from it
   ecrl examples [DIR]            the jobs, the suite and the notebook of the documentation, written into DIR
+  ecrl published exp4 DIR        the raw runs of the published matrix, fetched by you: what they show, with evidence
   ecrl completion SHELL          completion for bash, zsh or fish: source <(ecrl completion bash)
   ecrl --version
   ecrl --explain E-CODE          what an error means, and the way out
@@ -38,7 +40,8 @@ Examples
   ecrl train +suite=digits-cnn variant=blk
   ecrl -m +suite=digits-cnn variant=clean,ref,blk,ovl
   ecrl verify outputs/*
-`ecrl VERB --help` says more; --debug adds the traceback to an error.
+`ecrl VERB --help` says more; --debug adds the traceback to an error; --plugin FILE.py adds a model, data set, task, strategy or failure of
+your own to any of them (docs/extend.md).
 
 """
 
@@ -238,6 +241,19 @@ Examples
 
 """
 
+_PUBLISHED = """\
+ecrl published exp4 DIR [--json]
+
+Judges the raw runs of the published matrix (experiment 4), which its authors keep at https://github.com/HaoWen46/Elastic-Correct-Recovery-Lab (results/;
+no licence, so none of them comes with ECRL): fetch it and name the folder. Of each matrix below DIR: which runs with failures are valid, invalid or
+unknown beside their reference, then each finding (shown, not shown, unknown) with its counts and a place to look. 0; 3 where a finding lacks files.
+
+Examples
+  git clone https://github.com/HaoWen46/Elastic-Correct-Recovery-Lab
+  ecrl published exp4 Elastic-Correct-Recovery-Lab/results
+
+"""
+
 HELP = {
     "ecrl": _ECRL + _CODES,
     "train": _TRAIN + _CODES,
@@ -248,6 +264,7 @@ HELP = {
     "audit": _AUDIT + _CODES,
     "doctor": _DOCTOR + _CODES,
     "examples": _ECRL + _CODES,
+    "published": _PUBLISHED + _CODES,
     "completion": _ECRL + _CODES,
 }
 
@@ -257,7 +274,7 @@ _ecrl() {
   word="${line##* }"
   local choices="{verbs} -m --help {keys}"
   case "${COMP_WORDS[1]}" in
-    verify|compare|report) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
+    verify|compare|report|published) COMPREPLY=($(compgen -o dirnames -- "$word")); return ;;
   esac
   COMPREPLY=($(compgen -W "$choices" -- "$word"))
   # Bash splits words at '=': give back only what stands after it.
@@ -270,7 +287,7 @@ complete -o nospace -F _ecrl ecrl
 
 _ZSH = """\
 _ecrl() {
-  if (( CURRENT > 2 )) && [[ ${words[2]} == (verify|compare|report|doctor) ]]; then
+  if (( CURRENT > 2 )) && [[ ${words[2]} == (verify|compare|report|doctor|published) ]]; then
     _files -/
     return
   fi
@@ -283,8 +300,8 @@ compdef _ecrl ecrl
 
 _FISH = """\
 complete -c ecrl -f
-complete -c ecrl -n 'not __fish_seen_subcommand_from verify compare report doctor' -a '{verbs} -m --help {keys}'
-complete -c ecrl -n '__fish_seen_subcommand_from verify compare report doctor' -a '(__fish_complete_directories)'
+complete -c ecrl -n 'not __fish_seen_subcommand_from verify compare report doctor published' -a '{verbs} -m --help {keys}'
+complete -c ecrl -n '__fish_seen_subcommand_from verify compare report doctor published' -a '(__fish_complete_directories)'
 """
 
 # {verbs} and {keys} are filled in: words of letters, digits and `.=_+-` only.

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words[:cut]
     words = [word for word in words[:cut] if word != "--debug"] + words[cut:]
     try:
-        code = _dispatch(words, debug)
+        code = _dispatch_with_plugins(words, debug)
         # a full disk or a closed pipe shows here at the latest: as the interpreter ends nobody
         # could answer it any more
         sys.stdout.flush()
@@ -110,6 +110,23 @@ def _explain(codes: list[str]) -> int:
         )
     sys.stdout.write(explain(codes[0]))
     return 0
+
+
+def _dispatch_with_plugins(words: list[str], debug: bool) -> int:
+    cut = words.index("--") if "--" in words else len(words)
+    if not any(word.partition("=")[0] == "--plugin" for word in words[:cut]):
+        return _dispatch(words, debug)
+    from ecrl_cli.cli.plugin_files import plugged, take_flags
+
+    own, files = take_flags(words[:cut])
+    if any(word.startswith("hydra/launcher=") for word in own):
+        raise ConfigError(
+            "--plugin",
+            "does not reach the jobs that a launcher submits",
+            "install it as a package (docs/extend.md)",
+        )
+    with plugged(files):
+        return _dispatch(own + words[cut:], debug)
 
 
 def _dispatch(words: list[str], debug: bool) -> int:

@@ -177,9 +177,7 @@ def _with_data(plan: TrainPlan, say: Say) -> TrainPlan:
 def estimate(plan: TrainPlan) -> str:
     """A line on the rough cost of `scale=paper`, printed before it starts."""
     configs = [run.config for run in plan.runs.values()]
-    on_cpu, on_gpu = (
-        sum(seconds(config, gpu=kind) for config in configs) for kind in (False, True)
-    )
+    on_cpu, on_gpu = (sum(seconds(config, gpus=gpus) for config in configs) for gpus in (0, 1))
     cpu, gpu = human_seconds(on_cpu * slowed_by_others()), human_seconds(on_gpu)
     steps = sum(config.target_steps for config in configs)
     what = f"{plural(steps, 'step')} in {plural(len(configs), 'run')}"

@@ -170,7 +170,8 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> None:
         if value not in installed:
             names = (*rule["choices"], *installed)
             own = (
-                f"one of your own joins by an entry point in {rule['group']}: see docs/extend.md"
+                "one of your own joins by --plugin FILE.py or by an entry point in"
+                f" {rule['group']}: see docs/extend.md"
                 if rule.get("group")
                 else ""
             )

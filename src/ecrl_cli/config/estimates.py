@@ -92,16 +92,19 @@ def core_seconds(config: RunConfig) -> float:
     return 1e-3 * share * (cost.fixed + cost.linear * model.width + cost.square * model.width**2)
 
 
-def seconds(config: RunConfig, *, gpu: bool) -> float:
-    """Approximate seconds of a run with its launches."""
+def seconds(config: RunConfig, *, gpus: int) -> float:
+    """Approximate seconds of a run with its launches. `gpus`: of each node, shared where there are
+    more ranks; 0: it trains on the processor.
+    """
     failure = config.failure
     drawn = config.target_steps / failure.mtbf_steps if failure.mtbf_steps else 0
     failures = len(failure.steps) + len(failure.entries) + drawn
     starts = _START_S.get(config.supervision.launcher, _START_ELSEWHERE_S) * (
         1 + failures + len(config.elastic.schedule)
     )
-    workers = config.world_size if gpu else min(config.world_size, os.cpu_count() or 1)
-    cores = _CORES_OF_A_GPU if gpu else config.threads
+    there = gpus * config.supervision.nodes if gpus else os.cpu_count() or 1
+    workers = min(config.world_size, there)
+    cores = _CORES_OF_A_GPU if gpus else config.threads
     return starts + config.target_steps * max(
         core_seconds(config) * config.global_batch / (cores * workers), _STEP_FLOOR_S
     )

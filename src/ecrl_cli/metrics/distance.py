@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ecrl_cli.checkpoint.format.names import COMPONENTS
+from ecrl_cli.checkpoint.format.names import COMPONENTS, STEP_NAME
 from ecrl_cli.checkpoint.store.tensors import StoredTensors, stored_tensors
 
 Array = npt.NDArray[Any]
@@ -50,6 +50,15 @@ class Distance:
     @property
     def equal(self) -> bool:
         return self.differing == 0
+
+
+def by_step(folder: Path) -> dict[int, Path]:
+    """The checkpoints in `folder` by their steps."""
+    return {
+        int(match[1]): path
+        for path in sorted(folder.iterdir())
+        if (match := STEP_NAME.match(path.name))
+    }
 
 
 def distances(one: Path, other: Path) -> dict[str, Distance]:

@@ -7,7 +7,7 @@ docs/data.md has every column with its unit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -18,16 +18,25 @@ import pandas as pd
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.history.lineage import seen_before
 from ecrl_cli.linux.parallel import parallel_map
+from ecrl_cli.metrics.distance import by_step, distances
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import run_inputs
 from ecrl_cli.report.model.run_record import Run, judge_again, read_runs
 from ecrl_cli.report.tables.records import CSV_FILES
+from ecrl_cli.verify.exactly_once import epoch_counts
 from ecrl_cli.verify.reference import bounded
+from ecrl_cli.verify.verification_input import Case
 
 IDENTITY = ("run", "suite", "arm", "seed")  # the first columns of every frame but `effects`
 _STEP = (
     *("attempt", "rank", "global_step", "epoch", "loss", "seconds", "samples", "lr"),
     *("world_size", "replayed", "at", "time"),
+)
+_EPOCH = ("epoch", "consumed", "duplicates", "missing", "extra")
+_DISTANCE = (
+    *("reference", "global_step", "component", "l2", "relative_l2", "max_ulp"),
+    *("differing", "tensors"),
 )
 _VERDICT = ("verdict", "promise", "status", "message", "reference")
 
@@ -53,6 +62,22 @@ class Results:
         """One row per run, attempt, rank and step, in the order in which a rank did them."""
         rows = [row for run in self.comparison.runs for row in _steps(run, self._identity(run))]
         return _typed(pd.DataFrame(rows, columns=[*IDENTITY, *_STEP]))
+
+    @cached_property
+    def epochs(self) -> pd.DataFrame:
+        """One row per run and epoch of its committed sequence: samples that occur twice, are
+        missing or belong to no step.
+        """
+        rows = [row for run in self.comparison.runs for row in _epochs(run, self._identity(run))]
+        return _typed(pd.DataFrame(rows, columns=[*IDENTITY, *_EPOCH]))
+
+    @cached_property
+    def distances(self) -> pd.DataFrame:
+        """One row per run, step and component: how far the state is from the reference's, at every
+        step that both have a checkpoint of.
+        """
+        rows = [row for run in self.comparison.runs for row in _distances(run, self._identity(run))]
+        return _typed(pd.DataFrame(rows, columns=[*IDENTITY, *_DISTANCE]))
 
     @cached_property
     def checkpoints(self) -> pd.DataFrame:
@@ -141,6 +166,33 @@ def _steps(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
                 counts = (line.epoch, mean, line.seconds, line.sample_ids_count, line.lr)
                 times = (line.world_size, step <= before.get(logs.attempt, 0), line.at, line.time)
                 yield *identity, logs.attempt, rank, step, *counts, *times
+
+
+def _epochs(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    try:
+        counts = epoch_counts(Case(bounded(run.input.layout)))
+    except (EcrlError, OSError):
+        return
+    for count in counts:
+        yield *identity, *astuple(count)
+
+
+def _distances(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """A checkpoint that the integrity check refuses has no rows: its run's verdict says why."""
+    name = run.verdict.reference
+    ours = run.input.layout.checkpoints
+    theirs = RunLayout(run.input.layout.root.parent / name).checkpoints
+    if not name or not ours.is_dir() or not theirs.is_dir():
+        return
+    mine, its = by_step(ours), by_step(theirs)
+    for step in sorted(mine.keys() & its.keys()):
+        try:
+            found = distances(mine[step], its[step])
+        except (EcrlError, OSError):
+            continue
+        for component, apart in found.items():
+            measured = (apart.l2, apart.relative_l2, apart.max_ulp)
+            yield *identity, name, step, component, *measured, apart.differing, apart.tensors
 
 
 def _verdicts(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

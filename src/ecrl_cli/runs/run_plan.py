@@ -71,7 +71,7 @@ def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
     asked = "" if asked == config.checkpoint.digest else asked
     failures = plan(config)
     identity = "" if config.continued_at else identity  # of the run that it was
-    estimate_s = seconds(config, gpu=visible_gpus() > 0 and config.device != "cpu")
+    estimate_s = seconds(config, gpus=visible_gpus() if config.device != "cpu" else 0)
     alone = RunPlan(
         config,
         RunLayout(run_dir),

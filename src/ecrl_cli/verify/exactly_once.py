@@ -5,7 +5,7 @@ lost, counted from the ranks' logs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,19 +34,7 @@ def exactly_once(case: Case) -> Finding:
             "dataset.json is missing: the size of the data set decides what each step consumes"
         )
         return notes.finding("")
-    world_sizes = [a.world_size for a in case.attempts] + [
-        line.world_size for _, _, line in every_line(case.run)
-    ]
-    valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
-    furthest = max(
-        [case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))]
-    )
-    plan = _expected_samples(
-        case.run.stored.config,
-        case.run.dataset.size,
-        min(furthest, case.run.stored.config.target_steps),
-        valid_sizes,
-    )
+    plan = _plan(case, case.run.dataset.size)
     for gap in case.path.gaps:
         (notes.broken if case.run.supervisor else notes.missing)(gap)
     _check_logs(case, notes)
@@ -61,6 +49,23 @@ def exactly_once(case: Case) -> Finding:
         " duplicates 0, missing 0, extra 0"
     )
     return notes.finding(kept + _accounts(case, counted), checked=steps > 0)
+
+
+def _plan(case: Case, size: int) -> Schedule:
+    """What every step must consume, as far as the run got; `size`: of the data set."""
+    world_sizes = [a.world_size for a in case.attempts] + [
+        line.world_size for _, _, line in every_line(case.run)
+    ]
+    valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
+    furthest = max(
+        [case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))]
+    )
+    return _expected_samples(
+        case.run.stored.config,
+        size,
+        min(furthest, case.run.stored.config.target_steps),
+        valid_sizes,
+    )
 
 
 def _accounts(case: Case, counted: int) -> str:
@@ -206,11 +211,50 @@ def _whose(line: RankLine, plan: Schedule) -> str:
     return f"the shard of step {nearest.step} rank {nearest.rank}"
 
 
+@dataclass(frozen=True)
+class EpochCount:
+    """What the committed sequence has of an epoch, in samples. `consumed`: with those that occur
+    more than once; `missing`: due, and not on record; `extra`: of no step that is committed.
+    """
+
+    epoch: int
+    consumed: int
+    duplicates: int
+    missing: int
+    extra: int
+
+
+def epoch_counts(case: Case) -> tuple[EpochCount, ...]:
+    """The counts of each epoch, by the logs; none where the size of the data set is not known."""
+    if case.run.dataset is None:
+        return ()
+    excused = survivals(case, FindingBuilder(PROMISE))
+    return tuple(_counted(case, _plan(case, case.run.dataset.size), excused))
+
+
 def _check_epochs(
     case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder
 ) -> int:
-    """Count samples per epoch from the logged hashes, and from survivor reports that stand in for a
-    line; returns how many were seen.
+    """Judges each epoch by its counts; returns how many samples were seen."""
+    total = 0
+    for count in _counted(case, plan, excused):
+        total += count.consumed
+        if count.duplicates or count.extra:
+            notes.broken(
+                f"epoch {count.epoch}: duplicates {count.duplicates}, missing {count.missing},"
+                f" extra {count.extra}"
+            )
+        elif count.missing:
+            notes.missing(
+                f"epoch {count.epoch}:"
+                f" {plural(count.missing, 'sample is', 'samples are')} not on record"
+            )
+    return total
+
+
+def _counted(case: Case, plan: Schedule, excused: frozenset[Line]) -> Iterator[EpochCount]:
+    """Counts samples per epoch from the logged hashes, and from survivor reports that stand in for
+    a line.
     """
     seen: Counter[BatchPosition] = Counter()
     expected: set[BatchPosition] = set()
@@ -239,18 +283,13 @@ def _check_epochs(
         by_epoch.setdefault(plan.epoch_and_cursor(p.step)[0], []).append(p)
     for epoch in sorted(by_epoch.keys() | extra.keys()):
         here = by_epoch.get(epoch, [])
-        duplicates = sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1)
-        absent = sum(local[p] for p in here if p in expected and not seen[p])
-        surplus = extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected)
-        if duplicates or surplus:
-            notes.broken(
-                f"epoch {epoch}: duplicates {duplicates}, missing {absent}, extra {surplus}"
-            )
-        elif absent:
-            notes.missing(
-                f"epoch {epoch}: {plural(absent, 'sample is', 'samples are')} not on record"
-            )
-    return sum(seen[p] * local[p] for p in seen)
+        yield EpochCount(
+            epoch,
+            consumed=sum(seen[p] * local[p] for p in here),
+            duplicates=sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1),
+            missing=sum(local[p] for p in here if p in expected and not seen[p]),
+            extra=extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected),
+        )
 
 
 def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:

@@ -77,7 +77,7 @@ def _end_states(experiment: Experiment) -> list[Entry]:
     there, of = PUBLISHED.diverged_after_failure.runs, PUBLISHED.diverged_after_failure.of
     matrix = (
         f"{there} of {of} ResNet-50 runs left their reference after the first failure, unseen by"
-        " its checks (raw logs)"
+        " its checks (its logs: ecrl published exp4)"
     )
     published = matrix if experiment.is_matrix else "correct by sample ids, whatever the state"
     measured = f"{alike} of {len(ends)} runs with failures end bit for bit as their reference" + (
@@ -141,7 +141,7 @@ def _accounted(experiment: Experiment) -> list[Entry]:
     matrix = experiment.is_matrix
     written = (
         f"{PUBLISHED.writes_counted['ovl']} of {PUBLISHED.writes_submitted} writes of an overlapped"
-        " run are in its total (raw logs)"
+        " run are in its total (its logs: ecrl published exp4)"
     )
     published = written if matrix else "not said"
     measured, kind = (
@@ -166,7 +166,7 @@ def _inflight(experiment: Experiment) -> list[Entry]:
     most = max((save.inflight for run in runs for save in run.saves), default=0)
     waited = summary([run.metrics.checkpoints["backpressure_s"] for run in runs if run.metrics])
     measured = f"at most {most} in flight, {duration(waited.mean)} of backpressure per run"
-    published = f"at most {PUBLISHED.most_inflight} of 4 in flight (raw logs)"
+    published = f"at most {PUBLISHED.most_inflight} of 4 in flight (its logs: ecrl published exp4)"
     return [
         (
             "how far the queue of overlapped writes was used",
@@ -215,7 +215,7 @@ def _restart_costs(experiment: Experiment) -> list[Entry]:
     )
     measured = f"{words(estimate(summary([restart.total_s for restart in restarts])))} s ({told})"
     published = (
-        f"{PUBLISHED.restart_gap_s} s in one piece (raw logs)"
+        f"{PUBLISHED.restart_gap_s} s in one piece (its logs: ecrl published exp4)"
         if experiment.is_matrix
         else "not said"
     )
@@ -270,7 +270,11 @@ def _replays(experiment: Experiment) -> list[Entry]:
         return []
     steps = sum(run.metrics.replayed_steps for run in runs if run.metrics)
     kind = "beyond" if steps else "limit"
-    published = "0 in all 48 runs with failures (raw logs)" if experiment.is_matrix else "not said"
+    published = (
+        "0 in all 48 runs with failures (its logs: ecrl published exp4)"
+        if experiment.is_matrix
+        else "not said"
+    )
     why = "" if steps else ": no work was lost, so that losing it is not priced here either"
     return [("steps done again", published, plural(steps, "step") + why, kind, len(runs))]
 

@@ -261,7 +261,7 @@ def _per_write(experiment: Experiment) -> Line:
 
 
 def _replayed(experiment: Experiment) -> Line:
-    """Replayed steps; published from the raw logs: every failure was on a checkpoint, and all ranks
+    """Replayed steps; published by its logs: every failure was on a checkpoint, and all ranks
     left together.
     """
     return (
