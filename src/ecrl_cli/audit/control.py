@@ -12,8 +12,8 @@ _WORDS = {"optimizer": "the optimizer's state", "parameters": "the parameters"}
 
 
 def component_of(arms: Iterable[Arm]) -> str:
-    """What is left out: the optimizers' state where the restarts of `arms` loaded one, else the
-    parameters.
+    """The part that is left out: the optimizers' state where the restarts of `arms` loaded one,
+    else the parameters.
     """
     for arm in arms:
         for number, processes in arm.attempts.items():

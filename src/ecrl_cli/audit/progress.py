@@ -123,5 +123,5 @@ def not_reached(arm: Arm) -> list[str]:
 
 
 def say_missed(count: int) -> str:
-    """That so many of the planned deaths did not happen."""
+    """The sentence on planned deaths that did not happen, by their number."""
     return f"{count} further {'death was' if count == 1 else 'deaths were'} not reached"

@@ -149,7 +149,7 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
 
 
 def _other_optimizer(begun: Resumed) -> str:
-    """What is wrong where the attempt trains the parameters of a step on record with an optimizer
+    """The fault where the attempt trains the parameters of a step on record with an optimizer
     that nobody trained them with; else nothing.
     """
     mine = begun.began[min(begun.began)]
@@ -196,8 +196,8 @@ def _parameters_lost(begun: Resumed, names: list[str]) -> str:
 
 
 def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
-    """What made a step of an optimizer that had made none, before the first update of `attempt`: in
-    words, as evidence.
+    """The calls that made a step of an optimizer that had made none, before the first update of
+    `attempt`: in words, as evidence.
     """
     calls = [
         call

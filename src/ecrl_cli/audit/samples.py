@@ -364,7 +364,8 @@ def _hints(judged: Judged, attempt: int) -> tuple[str, ...]:
 
 
 def _hints_on_streams(calls: list[dict[str, Any]]) -> Iterator[str]:
-    """What the state of a streamed data set (Hugging Face's) leaves out, of one that was loaded.
+    """The samples that the state of a streamed data set (Hugging Face's) leaves out, of one that
+    was loaded.
     `calls`: those before the attempt's first step.
     """
     names = {call.get("what") for call in calls}

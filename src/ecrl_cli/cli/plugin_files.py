@@ -33,8 +33,8 @@ _MOST_BYTES = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What can be added. `group`: of entry points; `section` and `key`: of the configuration, by
-    which an option is chosen.
+    """A family of things that can be added. `group`: of entry points; `section` and `key`: of the
+    configuration, by which an option is chosen.
     """
 
     group: str
@@ -74,8 +74,8 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 @contextmanager
 def plugged(files: Sequence[Path]) -> Iterator[None]:
-    """What `files` add can be chosen and imported here and in processes that are started here.
-    ConfigError for a file that cannot be used; nothing of it was executed then.
+    """Additions of `files` that can be chosen and imported here and in processes that are started
+    here. ConfigError for a file that cannot be used; nothing of it was executed then.
     """
     if not files:
         yield
@@ -128,7 +128,7 @@ def _install(file: Path, folder: Path) -> None:
 
 
 def _declared(file: Path) -> dict[Family, dict[str, str]]:
-    """What the file's `ECRL` says, read without running it."""
+    """The content of the file's `ECRL`, read without running it."""
     tree = _parsed(file)
     declared = next(
         (

@@ -86,7 +86,9 @@ def _no_module(name: str, module: str = "") -> str:
 
 
 def _no_package(name: str) -> str:
-    """As pip calls it: what it brings may have another name (mosaicml-streaming: streaming)."""
+    """The name by which pip calls it: what it brings may have another name (mosaicml-streaming:
+    streaming).
+    """
     if name.isidentifier():
         return _no_module(name)
     try:

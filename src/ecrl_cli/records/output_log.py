@@ -1,4 +1,4 @@
-"""What a process printed last, as why it ended: the error of its last traceback, or its last
+"""The last words of a process, as why it ended: the error of its last traceback, or its last
 line.
 """
 

@@ -358,7 +358,7 @@ class Supervisor:
         return decision
 
     def _last_words(self, attempt: Attempt) -> str:
-        """What an attempt printed last that ended with an exit code; empty for any other."""
+        """The last words of an attempt that ended with an exit code; empty for any other."""
         if not attempt.exit_code:
             return ""
         try:

@@ -52,7 +52,7 @@ def exactly_once(case: Case) -> Finding:
 
 
 def _plan(case: Case, size: int) -> Schedule:
-    """What every step must consume, as far as the run got; `size`: of the data set."""
+    """The samples that every step must consume, as far as the run got; `size`: of the data set."""
     world_sizes = [a.world_size for a in case.attempts] + [
         line.world_size for _, _, line in every_line(case.run)
     ]
@@ -213,7 +213,7 @@ def _whose(line: RankLine, plan: Schedule) -> str:
 
 @dataclass(frozen=True)
 class EpochCount:
-    """What the committed sequence has of an epoch, in samples. `consumed`: with those that occur
+    """The part of an epoch in the committed sequence, in samples. `consumed`: with those that occur
     more than once; `missing`: due, and not on record; `extra`: of no step that is committed.
     """
 

@@ -72,7 +72,7 @@ def _check_line(
 
 
 def _wrong_names(case: Case, line: CheckpointLine) -> str:
-    """What is wrong with the names and digests of a line; empty if nothing is."""
+    """Faults in the names and digests of a line; empty if nothing is."""
     a, order = case.attempt(line.attempt), case.run.logs(line.attempt).order
     recorded = order is not None and order.launched_at > 0  # since the same version
     if not line.saved_state:

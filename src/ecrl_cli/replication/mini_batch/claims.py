@@ -201,7 +201,7 @@ def _of_survivors(
 
 
 def _of_progress(runs: Sequence[Sequence[Run]], application: str) -> Iterator[Judged]:
-    """What the moment in the training does to the gaps; nothing with one scenario."""
+    """Effect of the moment in the training on the gaps; nothing with one scenario."""
     ordered = [sorted(of_seed, key=lambda run: run["mini_batch"]) for of_seed in runs]
     if any(len(of_seed) < 2 for of_seed in ordered):
         return

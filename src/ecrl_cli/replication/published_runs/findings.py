@@ -1,4 +1,4 @@
-"""What the published runs' own logs show, finding by finding, each with its evidence."""
+"""Findings in the published runs' own logs, finding by finding, each with its evidence."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Correctness(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RunName:
-    """What the name of a run's folder says. `every`: steps between checkpoints; `inflight`: the
+    """The parts of a run folder's name. `every`: steps between checkpoints; `inflight`: the
     most writes that may be under way; `arm`: `ref`, `blk` or `ovl`.
     """
 
@@ -133,7 +133,7 @@ class PublishedRun:
 
     @cached_property
     def steps(self) -> tuple[dict[int, RankStep], ...]:
-        """Of each rank the last line of each step."""
+        """The last line of each step, by rank."""
         return tuple({line.global_step: line for line in lines} for lines in self.ranks)
 
     @property
