@@ -3,13 +3,14 @@
 # `except Exception`: a job that would fall back to an older one ends instead.
 # Expected: what `dcp.load` raises is an Exception, as all errors of torch.load are.
 # Seen: CheckpointException derives from BaseException, beside KeyboardInterrupt and SystemExit.
-set -eu
+set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-if [ -z "${FINDINGS_PYTHON:-}" ]; then
-  python3 -m venv "$folder/venv"
-  FINDINGS_PYTHON=$folder/venv/bin/python
-  "$FINDINGS_PYTHON" -m pip install --quiet torch==2.14.1 numpy
+python=${FINDINGS_VENV:+$FINDINGS_VENV/bin/python}
+if [ -z "$python" ]; then
+    python3 -m venv "$folder/venv"
+    python=$folder/venv/bin/python
+    "$python" -m pip install --quiet --disable-pip-version-check torch==2.14.1 numpy==2.4.6
 fi
 cat > "$folder/seen.py" <<'END'
 import sys
@@ -45,4 +46,4 @@ except dcp.api.CheckpointException as error:
     print(f"the job ends: {type(error).__name__} is no Exception: {not isinstance(error, Exception)}")
     sys.exit(isinstance(error, Exception))
 END
-"$FINDINGS_PYTHON" "$folder/seen.py" "$folder" 2>/dev/null
+"$python" "$folder/seen.py" "$folder" 2>/dev/null

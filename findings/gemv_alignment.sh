@@ -4,13 +4,14 @@
 # Seen: `load_file` hands out views at 4 or 8 bytes from a multiple of 16; with `assign=True` they
 # become the parameters, and MKL's matrix-vector product adds in another order there. Copied into
 # place (`load_state_dict` without assign), or with MKL_CBWR=COMPATIBLE, the bits are the same.
-set -eu
+set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-if [ -z "${FINDINGS_PYTHON:-}" ]; then
-  python3 -m venv "$folder/venv"
-  FINDINGS_PYTHON=$folder/venv/bin/python
-  "$FINDINGS_PYTHON" -m pip install --quiet torch==2.14.1 safetensors==0.8.0 numpy
+python=${FINDINGS_VENV:+$FINDINGS_VENV/bin/python}
+if [ -z "$python" ]; then
+    python3 -m venv "$folder/venv"
+    python=$folder/venv/bin/python
+    "$python" -m pip install --quiet --disable-pip-version-check torch==2.14.1 safetensors==0.8.0 numpy==2.4.6
 fi
 cat > "$folder/seen.py" <<'END'
 import sys
@@ -44,4 +45,4 @@ print(f"weights lay at {sorted(places)} bytes past a multiple of 16")
 print(f"of 32 files: {differs[False]} outputs differ where copied, {differs[True]} where assigned")
 sys.exit(not (differs[False] == 0 and differs[True] > 0))
 END
-"$FINDINGS_PYTHON" "$folder/seen.py" "$folder"
+"$python" "$folder/seen.py" "$folder"

@@ -3,13 +3,14 @@
 # Expected: `load_state_dict` gives back the state that `state_dict` gave out.
 # Seen: each tensor of a parameter's state, of whatever kind, is turned into the parameter's type if
 # the parameter is floating; only the key `step` is spared. A float32 master copy is rounded as well.
-set -eu
+set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-if [ -z "${FINDINGS_PYTHON:-}" ]; then
-  python3 -m venv "$folder/venv"
-  FINDINGS_PYTHON=$folder/venv/bin/python
-  "$FINDINGS_PYTHON" -m pip install --quiet torch==2.14.1 numpy
+python=${FINDINGS_VENV:+$FINDINGS_VENV/bin/python}
+if [ -z "$python" ]; then
+    python3 -m venv "$folder/venv"
+    python=$folder/venv/bin/python
+    "$python" -m pip install --quiet --disable-pip-version-check torch==2.14.1 numpy==2.4.6
 fi
 cat > "$folder/seen.py" <<'END'
 import sys
@@ -48,4 +49,4 @@ for name in ("updates", "master"):
 changed = back["updates"].item() == 256 and not torch.equal(back["master"].float(), given["master"])
 sys.exit(not changed)
 END
-"$FINDINGS_PYTHON" "$folder/seen.py"
+"$python" "$folder/seen.py"
