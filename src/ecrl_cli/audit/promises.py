@@ -160,37 +160,8 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
     died. `anew`: the job is meant to begin anew.
     """
     promise, arm = "right checkpoint", judged.arm.name
-    for begun in judged.path.resumed:
-        if begun.after is None or begun.proof == "load":
-            continue
-        behind, newest = begun.after, begun.newest_saved or 0
-        newest = newest if behind else max(newest, begun.newest_aside or 0)
-        if behind < newest and not behind:
-            said = (
-                f"attempt {begun.attempt} began anew, and a checkpoint of step {newest} had been"
-                " finished"
-            )
-            return ArmFinding(
-                promise,
-                BROKEN,
-                said,
-                arm,
-                newest,
-                tuple(f"read {path}" for path in begun.loaded[:SHOWN]),
-            )
-        if behind < newest:
-            said = (
-                f"attempt {begun.attempt} went on after step {behind}, and a checkpoint of step"
-                f" {newest} had been finished"
-            )
-            return ArmFinding(
-                promise,
-                BROKEN,
-                said,
-                arm,
-                newest,
-                tuple(f"read {path}" for path in begun.loaded[:SHOWN]),
-            )
+    if (older := _older_one(judged, promise)) is not None:
+        return older
     began_anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
     for begun in began_anew:
         if not begun.saves_at_all and not anew:
@@ -232,6 +203,25 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         else "no finished checkpoint is on record before a death"
     )
     return ArmFinding(promise, NOT_CHECKED, said, arm)
+
+
+def _older_one(judged: Judged, promise: str) -> ArmFinding | None:
+    """The finding on the first attempt that did not go on from the newest finished checkpoint."""
+    for begun in judged.path.resumed:
+        if begun.after is None or begun.proof == "load":
+            continue
+        newest = begun.newest_saved or 0
+        if not begun.after:
+            newest = max(newest, begun.newest_aside or 0)
+        if begun.after >= newest:
+            continue
+        went = f"went on after step {begun.after}" if begun.after else "began anew"
+        said = (
+            f"attempt {begun.attempt} {went}, and a checkpoint of step {newest} had been finished"
+        )
+        read = tuple(f"read {path}" for path in begun.loaded[:SHOWN])
+        return ArmFinding(promise, BROKEN, said, judged.arm.name, newest, read)
+    return None
 
 
 def same_end(judged: Judged, reference: Judged | None, steady: Determinism) -> ArmFinding:

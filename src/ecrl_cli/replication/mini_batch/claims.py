@@ -64,6 +64,29 @@ def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
         for name in (ROLLBACK, FORWARD)
     ):
         return []
+    published = counts.config.scale == "paper"
+    rows: list[Judged] = [
+        *_of_rollback(runs, published),
+        *_of_time(runs),
+        *_of_survivors(runs, application, published),
+        *_of_progress(runs, application),
+    ]
+    about = {APPLICATION.key: counts.named(application)}
+    return [
+        about
+        | {
+            "claim": claim,
+            "measured_as": how,
+            "n": len(values),
+            **spread(values, "measured"),
+            "verdict": verdict,
+        }
+        for claim, how, values, verdict in rows
+    ]
+
+
+def _of_rollback(runs: Sequence[Sequence[Run]], published: bool) -> Iterator[Judged]:
+    """Immediate rollback beside Baseline; `published`: at the published scale."""
     further = [
         100 * (fmean(_distances(of_seed, ROLLBACK)) - fmean(_distances(of_seed, FORWARD)))
         for of_seed in runs
@@ -81,8 +104,7 @@ def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
         )
         for of_seed in runs
     ]
-    published = counts.config.scale == "paper"
-    rows: list[Judged] = [
+    yield from (
         (
             "lossy forward recovery ends nearer to Baseline than immediate rollback, in every case",
             (
@@ -110,22 +132,7 @@ def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
             farthest,
             _within(summary(farthest), 0, 5.5, published),
         ),
-        *_of_time(runs),
-        *_of_survivors(runs, application, published),
-        *_of_progress(runs, application),
-    ]
-    about = {APPLICATION.key: counts.named(application)}
-    return [
-        about
-        | {
-            "claim": claim,
-            "measured_as": how,
-            "n": len(values),
-            **spread(values, "measured"),
-            "verdict": verdict,
-        }
-        for claim, how, values, verdict in rows
-    ]
+    )
 
 
 def _of_time(runs: Sequence[Sequence[Run]]) -> Iterator[Judged]:
