@@ -118,15 +118,15 @@ class _Quantized(torch.Tensor):
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> _Quantized:
-        made = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
         made.codes, made.scale = codes, scale
-        return made  # type: ignore[no-any-return]
+        return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["codes", "scale"], None
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
         raise NotImplementedError(func)
 
 
