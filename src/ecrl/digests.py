@@ -136,6 +136,10 @@ def tensor_bytes(value: Any) -> Any:
         plain = value.detach() if value.requires_grad else value
         if plain.is_contiguous() and not plain.is_neg():
             return plain.numpy().data.cast("B") if plain.numel() else b""  # most tensors: no copy
+    if hasattr(value, "__tensor_flatten__") and not hasattr(value, "to_local"):
+        # a wrapper has no elements of its own: state of an 8-bit optimizer, quantized weights
+        inner, _ = value.__tensor_flatten__()
+        return b"".join(bytes(tensor_bytes(getattr(value, name))) for name in inner)
     local = value.to_local() if hasattr(value, "to_local") else value
     with torch.no_grad():
         # both are marks on a tensor, and its bytes are others

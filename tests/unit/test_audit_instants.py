@@ -128,3 +128,34 @@ def test_a_tensor_is_digested_by_its_values_whatever_view_it_is(
         == digests.of_named([("x", plain)])
         != digests.of_named([("x", -plain)])
     )
+
+
+class _Quantized(torch.Tensor):
+    """Values as codes and a scale, as 8-bit optimizers keep them: nothing can be done to it but
+    what the class knows, and of viewing as bytes it knows nothing.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> _Quantized:
+        made = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+        raise NotImplementedError(func)
+
+
+def test_a_tensor_of_a_class_of_its_own_is_digested_by_the_tensors_that_it_wraps() -> None:
+    def digest(codes: list[int], scale: float) -> str:
+        value = _Quantized(torch.tensor(codes, dtype=torch.uint8), torch.tensor([scale]))
+        return digests.of_named([("x", value)])
+
+    assert digest([1, 2], 0.5) == digest([1, 2], 0.5)
+    assert len({digest([1, 2], 0.5), digest([1, 3], 0.5), digest([1, 2], 0.25)}) == 3
