@@ -148,9 +148,8 @@ class Observer:
         while below:
             pid = below.pop()
             yield pid
-            below += [
-                int(child) for child in content(Path(f"/proc/{pid}/task/{pid}/children")).split()
-            ]
+            for thread in Path(f"/proc/{pid}/task").glob("*/children"):  # torchrun's forks in one
+                below += map(int, content(thread).split())
 
     def _role(self, pid: int) -> str:
         words = content(Path(f"/proc/{pid}/cmdline"))
@@ -402,6 +401,8 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.dir or Path(tempfile.mkdtemp(prefix="ecrl-storm-"))
     folder.mkdir(parents=True, exist_ok=True)
+    # a shell lets what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     played, lost = list[Played](), list[Drawn]()
     try:
         play_all(draw(given.signals, given.seed), given.seed, folder, played, lost)
