@@ -11,6 +11,7 @@ import pytest
 from ecrl_cli.config.codec import encode
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
+from ecrl_cli.records.events import Hang
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.attempts import supervisor_record
 from ecrl_cli.supervision.attempts.supervisor_record import (
@@ -86,3 +87,26 @@ def test_a_supervisor_killed_right_after_the_final_record_leaves_a_valid_run(
     write_json(layout.metrics, metrics_document(load(layout)))
     verdict = verify_run(layout.root)
     assert verdict.status == VALID, render(verdict)
+
+
+def test_a_rank_that_hangs_after_the_final_record_makes_its_run_unknown(tmp_path: Path) -> None:
+    """As one that ends badly after it: the run is complete, and nothing explains the hang."""
+    layout = build_states(tmp_path, "ref")
+    whole = read_record(layout)
+    (session,), (attempt,) = whole.sessions, whole.attempts
+    assert session.ended_at and session.ended_time and attempt.ended_at
+    place = "rank 0 is stopped in done of step 24"
+    hang = Hang((0,), "done", 24, 10.1, 10.0, f"{place}; nothing moved for 10.1 s (limit 10.0 s)")
+    record = replace(
+        whole,
+        sessions=(
+            replace(session, ended_at=session.ended_at + 20, ended_time=session.ended_time + 20),
+        ),
+        attempts=(replace(attempt, exit_code=None, ended_at=attempt.ended_at + 20, hang=hang),),
+    )
+    write_json(layout.supervisor, encode(record))
+    write_json(layout.supervisor, encode(replace(record, attempts=with_phases(layout, record))))
+    write_json(layout.metrics, metrics_document(load(layout)))
+    finding = next(f for f in verify_run(layout.root).findings if f.promise == "records-consistent")
+    said = "attempt 0 completed, and hung after that: nothing on record explains that"
+    assert "no exit code" not in str(finding) and said in str(finding), finding

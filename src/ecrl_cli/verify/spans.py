@@ -123,6 +123,7 @@ def _check_ends_of_spans(case: Case, a: Attempt, rank: int, notes: FindingBuilde
     ended_by_itself = (
         a.outcome in ENDED_WELL
         and a.ended_at is not None
+        and a.hang is None
         and a.exit_code in (0, None)
         and a.signal is None
     ) or rank in continuing_ranks(case.run, a.attempt)

@@ -196,13 +196,13 @@ def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A rank may end badly after the target is reached; the record is credible only if a planned
     fault explains it.
     """
-    session = case.run.session_of(a)
-    if a.signal is None and a.exit_code is None and session and session.ended_at is not None:
+    session, silent = case.run.session_of(a), a.signal is None and a.hang is None
+    if silent and a.exit_code is None and session and session.ended_at is not None:
         notes.broken(
             f"attempt {a.attempt} completed, its supervisor lived to see it, and no exit code is on"
             " record"
         )
-    if a.signal is None and a.exit_code in (0, None):
+    if silent and a.exit_code in (0, None):
         return
     final = case.run.logs(a.attempt).final
     late = [
@@ -212,9 +212,9 @@ def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     ]
     if not late:
         how = f"signal {a.signal}" if a.signal is not None else f"exit code {a.exit_code}"
+        ended = "hung after that" if a.hang else f"rank {a.rank} ended with {how}"
         notes.missing(
-            f"attempt {a.attempt} completed, and rank {a.rank} ended with {how}: nothing on record"
-            " explains that"
+            f"attempt {a.attempt} completed, and {ended}: nothing on record explains that"
         )
 
 
