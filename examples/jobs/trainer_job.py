@@ -55,29 +55,29 @@ class Model(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def finished(checkpoint):
+def finished(checkpoint, whole):
     """Whether the file that the Trainer writes last is there and whole, and the generators of
-    each rank, which may be written later still.
+    each rank, which may be written later still. `whole`: more than the model is saved.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     names = [f"rng_state_{rank}.pth" for rank in range(ranks)] if ranks > 1 else ["rng_state.pth"]
     try:
-        for name in names:
+        for name in names if whole else ():
             torch.load(checkpoint / name, weights_only=False)
         return bool(json.loads((checkpoint / "trainer_state.json").read_text()))
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError):
         return False
 
 
-def newest_checkpoint(out):
+def newest_checkpoint(out, whole=True):
     """The newest finished checkpoint, None if there is none."""
     checkpoints = sorted(Path(out).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
-    return next((str(checkpoint) for checkpoint in reversed(checkpoints) if finished(checkpoint)), None)
+    return next((str(checkpoint) for checkpoint in reversed(checkpoints) if finished(checkpoint, whole)), None)
 
 
 def broken_checkpoint(out, bug):
     """The checkpoint to go on from; the file that `bug` names is gone."""
-    newest = newest_checkpoint(out)
+    newest = newest_checkpoint(out, whole=bug != "model only")
     if newest and bug == "older checkpoint":
         newest = str(min(Path(out).glob("checkpoint-*"), key=lambda path: int(path.name[11:])))
     lost = {"generators lost": "rng_state.pth", "optimizer lost": "optimizer.pt", "schedule lost": "scheduler.pt"}.get(bug)

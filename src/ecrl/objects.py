@@ -33,8 +33,30 @@ class KnownOptimizer:
         # of the tensors when they were digested last: see `fingerprint` and `samples`
         self.marks: Optional[List[Any]] = None
         self.sampled: List[bytes] = []
+        self._memory: List[Tuple[int, int, int]] = []
+        self._places: List[Tuple[int, int]] = []  # (address, number of bytes) of what is sampled
         self.digest: Dict[str, str] = {}
         self.unversioned = False  # the job writes to its tensors behind the version counters
+
+    def samples(self, optimizer: Any) -> List[bytes]:
+        """A few elements of each parameter in main memory, as bytes: what writes behind the version
+        counters (an average over ranks, a pull to slow weights, a norm) nearly always changes them.
+        """
+        try:
+            memory = [
+                (parameter.data_ptr(), parameter.numel(), parameter.element_size())
+                for parameter in parameters_of(optimizer)
+            ]
+            if memory != self._memory:
+                self._places = [
+                    place
+                    for parameter in parameters_of(optimizer)
+                    for place in sampled_places(parameter)
+                ]
+                self._memory = memory
+        except Exception:  # a tensor without memory of its own, or one in the making
+            self._memory, self._places = [], []
+        return [ctypes.string_at(address, count) for address, count in self._places]
 
 
 class OptimizerSet:
@@ -104,7 +126,7 @@ class OptimizerSet:
         always = not stepped and (self._rests <= CHECKED or self._rests % CHECK_EVERY == 0)
         grouped: Dict[str, List[Dict[str, str]]] = {}
         for name, known, optimizer in self._named():
-            marks, sampled = fingerprint(optimizer), samples(optimizer)
+            marks, sampled = fingerprint(optimizer), known.samples(optimizer)
             counted = known.marks == marks and id(optimizer) not in stepped
             if not counted or always or known.unversioned or known.sampled != sampled:
                 taken = {
@@ -208,20 +230,12 @@ def fingerprint(optimizer: Any) -> List[Any]:
     return marks
 
 
-def samples(optimizer: Any) -> List[bytes]:
-    """A few elements of each parameter in main memory, as bytes: what writes behind the version
-    counters (an average over ranks, a pull to slow weights, a norm) nearly always changes them.
-    """
-    sampled: List[bytes] = []
-    for parameter in parameters_of(optimizer):
-        try:
-            start, size = _memory(parameter)
-        except Exception:  # one in the making
-            continue
-        count = min(size, SAMPLED_BYTES)
-        places = (0, max(0, size // 2 - count), size - count) if size else ()
-        sampled += [ctypes.string_at(start + place, count) for place in places]
-    return sampled
+def sampled_places(tensor: Any) -> List[Tuple[int, int]]:
+    """(address, number of bytes) of the first, the middle and the last elements of a tensor."""
+    start, size = _memory(tensor)
+    count = min(size, SAMPLED_BYTES)
+    places = (0, max(0, size // 2 - count), size - count) if size else ()
+    return [(start + place, count) for place in places]
 
 
 def _memory(tensor: Any) -> Tuple[int, int]:

@@ -104,6 +104,10 @@ class StepRecorder:
         if reference is None or reference() is not iterator:
             if given and given == self.lengths.get(loader):
                 self.exhausted(loader)
+            if getattr(iterator, "_persistent_workers", False):
+                self.call("persistent_workers")
+            if type(iterator).__name__.startswith("_Stateful"):  # torchdata's
+                self.call("StatefulDataLoader")
             reference, given = weakref.ref(iterator), 0
             try:
                 self.lengths[loader] = len(iterator)

@@ -226,6 +226,14 @@ def workers() -> None:
         optimizer.step()
 
 
+def workers_that_persist() -> None:
+    model, optimizer, _ = parts()
+    data = TensorDataset(torch.arange(24.0).reshape(8, 3))
+    for batch in DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True):
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
 def odd_batches() -> None:
     """Samples that are no tensors: whatever they are, the job goes on."""
     model, optimizer, _ = parts()
@@ -557,6 +565,7 @@ LOOPS: tuple[Callable[[], None], ...] = (
         overflow,
         no_ids,
         workers,
+        workers_that_persist,
         odd_batches,
     ),
     *(fused_overflow, zero_redundancy, wrapped_iterators, closure, dcp, graph_is_let_go),

@@ -278,6 +278,14 @@ def test_who_makes_a_step_that_moves_nothing_is_on_record(
     assert [(call["by"], call["after_step"]) for call in calls] == [(by, 0)]
 
 
+def test_a_loader_that_needs_more_than_its_position_is_on_record(recorded: Path) -> None:
+    told = {
+        loop: {call["what"] for call in process(recorded, loop).calls}
+        for loop in ("workers", "workers_that_persist")
+    }
+    assert "persistent_workers" in told["workers_that_persist"] - told["workers"]
+
+
 def test_data_without_ids_are_told_apart_by_their_content(recorded: Path) -> None:
     steps = process(recorded, "no_ids").steps
     assert len(steps) == 4 and not any(step.by_id for step in steps)

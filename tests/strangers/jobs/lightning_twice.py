@@ -3,7 +3,7 @@
 what it saves in there is taken for no place inside an epoch: the second restart begins the epoch anew. --elsewhere: temporary files
 lie on another file system, from which a finished checkpoint is not renamed but copied: a death in between leaves a torn one, which is the newest."""
 
-import argparse, logging, tempfile, warnings
+import argparse, atexit, hashlib, logging, os, shutil, tempfile, warnings
 from pathlib import Path
 import lightning.pytorch as pl
 import torch
@@ -17,7 +17,9 @@ p.add_argument("--bug", action="store_true")
 p.add_argument("--elsewhere", action="store_true")
 args = p.parse_args()
 if args.elsewhere:
-    tempfile.tempdir = "/dev/shm"
+    tempfile.tempdir = "/dev/shm/" + hashlib.sha256(args.out.encode()).hexdigest()[:16]
+    os.makedirs(tempfile.tempdir, exist_ok=True)
+    atexit.register(shutil.rmtree, tempfile.tempdir, True)
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
