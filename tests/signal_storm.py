@@ -157,15 +157,14 @@ class Observer:
             return "supervisor"
         if b"writer_main" in words:
             return "writer"
-        if b"torchrun_main" in words:
-            return "agent"
         try:
             logged = "/logs/attempt-" in str(Path(f"/proc/{pid}/fd/1").readlink())
             parent = int(content(Path(f"/proc/{pid}/stat")).rpartition(b") ")[2].split()[1])
         except (OSError, IndexError):
             return ""
-        if b"training.worker" in words and b"zygote_main" not in words:
-            return "rank"
+        if b"torchrun_main" in words:  # its ranks have that in their command line too
+            above = content(Path(f"/proc/{parent}/cmdline"))
+            return "rank" if b"torchrun_main" in above else "agent"
         if b"zygote_main" not in words:
             return ""
         return "rank" if logged else "zygote" if parent == self.supervisor else "store"
