@@ -53,7 +53,8 @@ def redate(
 
     def changed(name: str, value: Any) -> Any:
         if isinstance(value, float) and name in _DATED:
-            return at(value)
+            # 0: an older record does not say when it was launched
+            return at(value) if value else value
         if isinstance(value, float) and name in ("time", "ended_time"):
             return wall(value)
         if isinstance(value, float) and (name == "seconds" or name.endswith("_s")):
