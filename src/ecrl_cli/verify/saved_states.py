@@ -18,6 +18,7 @@ from ecrl_cli.records.state_digests import RANK_COMPONENTS
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
+Logged = dict[tuple[int, int], dict[int, dict[str, str]]]
 _SHARED = ("parameters", "buffers", "optimizer", "train")
 
 
@@ -37,8 +38,9 @@ def check_saved_states(case: Case, notes: FindingBuilder) -> int:
         for c in case.disk
         if c.report.ok and c.report.manifest
     }
+    logged = _logged(case.run)
     return sum(
-        _check_line(case, line, stored, notes)
+        _check_line(case, line, stored, logged, notes)
         for line in _committed(case.run)
         if not _refused(case, line)
     )
@@ -48,6 +50,7 @@ def _check_line(
     case: Case,
     line: CheckpointLine,
     stored: dict[str | None, dict[str, str]],
+    logged: Logged,
     notes: FindingBuilder,
 ) -> bool:
     """Whether the state of the line could be compared with what a rank logged."""
@@ -64,11 +67,11 @@ def _check_line(
             notes.broken(
                 f"{who} with other {', '.join(names)} than attempt {a.attempt} resumed from"
             )
-    logged = _logged(case.run, line.attempt, line.global_step)
-    for rank, held in logged.items():
+    by_rank = logged.get((line.attempt, line.global_step), {})
+    for rank, held in by_rank.items():
         if names := _differing_on(rank, saved, held):
             notes.broken(f"{who} with other {', '.join(names)} than rank {rank} logged after it")
-    return bool(saved and logged)
+    return bool(saved and by_rank)
 
 
 def _wrong_names(case: Case, line: CheckpointLine) -> str:
@@ -100,13 +103,13 @@ def differing_saves(case: Case, reference: RunRecords, theirs: Lineage, claimed:
     """The first committed state of the first `claimed` steps that differs from what the reference
     committed, or its ranks logged, after the same step, as text; empty if none does.
     """
-    others = _saved(reference, theirs)
+    others, logged = _saved(reference, theirs), _logged(reference)
     for step, saved in sorted(_saved(case.run, case.path).items()):
         done = theirs.of(step)
         if step > claimed or done is None:
             continue
         names = _differing(saved, others.get(step, {}))
-        for rank, held in _logged(reference, done.attempt, step).items():
+        for rank, held in logged.get((done.attempt, step), {}).items():
             names += [name for name in _differing_on(rank, saved, held) if name not in names]
         configs = (case.run.stored.config, reference.stored.config)
         if len({schedule_after(config, step) for config in configs}) > 1:
@@ -131,14 +134,15 @@ def _committed(run: RunRecords) -> Iterator[CheckpointLine]:
     return (line for line in checkpoint_events(run) if line.event == "committed")
 
 
-def _logged(run: RunRecords, attempt: int, step: int) -> dict[int, dict[str, str]]:
-    """By rank, the digests that it logged after `step` of `attempt`; only ranks that did."""
-    return {
-        rank: line.components
-        for rank, lines in sorted(run.logs(attempt).ranks.items())
-        for line in lines.events
-        if line.global_step == step and line.components
-    }
+def _logged(run: RunRecords) -> Logged:
+    """By attempt and step, and by rank, the digests that were logged; only those that were."""
+    found: Logged = {}
+    for logs in run.attempt_logs:
+        for rank, lines in sorted(logs.ranks.items()):
+            for line in lines.events:
+                if line.components:
+                    found.setdefault((logs.attempt, line.global_step), {})[rank] = line.components
+    return found
 
 
 def _differing(ours: dict[str, str], others: dict[str, str]) -> list[str]:
