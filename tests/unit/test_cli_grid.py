@@ -21,12 +21,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from ecrl_cli.cli import arguments
 from ecrl_cli.cli.arguments import parse, typed
-from ecrl_cli.cli.compose import PRIMARY, Grid, compose, compose_grid, expand, initialized, quote
+from ecrl_cli.cli.compose import PRIMARY, Grid, compose, compose_grid, expand, initialized
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.build import build
 from ecrl_cli.config.conf_paths import conf_dir, groups
 from ecrl_cli.config.identity import reference_id, run_name
-from ecrl_cli.config.keys import leaves
+from ecrl_cli.config.keys import leaves, quote
 from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import ConfigError

@@ -18,6 +18,7 @@ from ecrl_cli.audit.components import BROKEN, COMPONENTS, ArmFinding, Judged, va
 from ecrl_cli.audit.verdict import CAUSES, AuditVerdict
 from ecrl_cli.config.audit import AuditConfig
 from ecrl_cli.config.codec import encode, flat
+from ecrl_cli.config.keys import quote
 from ecrl_cli.errors import EvidenceMissing, plural
 from ecrl_cli.storage.files import write_json, write_whole
 from ecrl_cli.storage.safe_read import refuse_links
@@ -144,7 +145,7 @@ def _value(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     plain = all(letter.isalnum() or letter in "-._" for letter in text)
-    return text if plain else "'" + text.replace("'", "\\'") + "'"
+    return text if plain else quote(text)
 
 
 def first_difference(judged: Judged, references: Iterable[Judged]) -> dict[str, Any]:

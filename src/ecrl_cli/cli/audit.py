@@ -99,7 +99,7 @@ def quoted(text: str) -> str:
     """Quotes the values that hold words of a command: Hydra's grammar would parse their dashes,
     braces and spaces.
     """
-    from ecrl_cli.cli.compose import quote
+    from ecrl_cli.config.keys import quote
 
     key, _, value = text.partition("=")
     return f"{key}={quote(value)}" if key in _TEXTS and value[:1] not in ("'", '"', "") else text

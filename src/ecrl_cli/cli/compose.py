@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ecrl_cli.cli.hydra_habits import refuse_commas
 from ecrl_cli.config.build import build
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import check_files, conf_dir, user_folders
+from ecrl_cli.config.keys import quote
 from ecrl_cli.config.omegaconf_bridge import raw
 from ecrl_cli.config.scale import SCALED_IN_A_MATRIX
 from ecrl_cli.config.schema import RunConfig
@@ -211,12 +211,6 @@ def search_override(search: Sequence[str]) -> list[str]:
     """The override that adds the user's folders to Hydra's search path."""
     quoted = ",".join(quote(path) for path in search)
     return [f"hydra.searchpath=[{quoted}]"] if search else []
-
-
-def quote(text: str) -> str:
-    """`text` quoted so that Hydra's grammar takes it literally."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return f"'{escaped}'"
 
 
 @contextmanager

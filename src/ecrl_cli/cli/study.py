@@ -15,11 +15,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 
 from ecrl_cli.cli.arguments import Arguments, files_named, parse, read_overrides, values
-from ecrl_cli.cli.compose import compose, expand, initialized, quote, search_override
+from ecrl_cli.cli.compose import compose, expand, initialized, search_override
 from ecrl_cli.cli.console import restrict, say
 from ecrl_cli.cli.hydra_habits import refuse_commas
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.conf_paths import check_files, user_folders
+from ecrl_cli.config.keys import quote
 from ecrl_cli.config.machine import check_torch
 from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.config.registry import did_you_mean

@@ -17,11 +17,12 @@ from hydra.core.singleton import Singleton
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 
-from ecrl_cli.cli.compose import PRIMARY, initialized, quote
+from ecrl_cli.cli.compose import PRIMARY, initialized
 from ecrl_cli.cli.launcher_settings import LOCAL, SLURM
 from ecrl_cli.cli.prepare import Say, TrainPlan
 from ecrl_cli.cli.submitit_job import AT_WORK, SubmititJob, recorded
 from ecrl_cli.config.elastic import may_shrink
+from ecrl_cli.config.keys import quote
 from ecrl_cli.config.omegaconf_bridge import resolved
 from ecrl_cli.errors import EcrlError, RunHeld, plural
 from ecrl_cli.records.journal import read_json

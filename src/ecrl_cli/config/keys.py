@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_origin
@@ -141,3 +142,9 @@ def reserved(key: str) -> ConfigError:
         f"{shown(key.rsplit('.', 1)[-1])} is not accepted",
         "ECRL does not instantiate from configuration; choose by name",
     )
+
+
+def quote(text: str) -> str:
+    """`text` quoted so that Hydra's grammar takes it literally."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return f"'{escaped}'"
