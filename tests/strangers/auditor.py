@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import subprocess
-import tempfile
 from pathlib import Path
 
 from tests.in_process import ecrl_in_process
@@ -25,13 +25,25 @@ class Auditor:
 
     def audit(self, row: Row, interpreter: str) -> tuple[Done, list[str]]:
         """The finished command, and what is wrong with the words of its answer."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder = self._folder_of(row)
+        folder.mkdir()
         words = self._words(row, interpreter)
         keys = ("audit", *row.keys, "run_dir=job", "--", *words)
         done = ecrl_in_process(folder, *keys, check=None)
-        document = answer(folder / "job")
-        wrong = [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
-        return done, wrong
+        return done, _wrong(row, folder / "job")
+
+    def judge_again(self, row: Row) -> tuple[Done, list[str]]:
+        """As `audit`, of what an earlier one recorded below the same folder; no job is run.
+        FileNotFoundError if it did not.
+        """
+        folder = self._folder_of(row)
+        if not (folder / "job" / "audit.json").is_file():
+            raise FileNotFoundError(folder)
+        done = ecrl_in_process(folder, "audit", "job", check=None)
+        return done, _wrong(row, folder / "job")
+
+    def _folder_of(self, row: Row) -> Path:
+        return self._folder / hashlib.sha256(row.name.encode()).hexdigest()[:12]
 
     def _words(self, row: Row, interpreter: str) -> list[str]:
         words = command_of(row, interpreter)
@@ -51,3 +63,8 @@ class Auditor:
             ranks,
             *words[script:],
         ]
+
+
+def _wrong(row: Row, folder: Path) -> list[str]:
+    document = answer(folder)
+    return [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
