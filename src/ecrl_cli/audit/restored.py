@@ -162,9 +162,9 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
     arm, promise = judged.arm.name, "restored: parameters"
     if said := _other_optimizer(begun):
         return ArmFinding("restored: optimizer", BROKEN, said, arm, begun.newest_saved or 0)
-    dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
-        range(reference.path.last)
-    )
+    dense = reference is not None and {
+        recorded.step for recorded in reference.path.states()
+    } >= set(range(reference.path.last))
     if not begun.comparable and not dense:
         return ArmFinding(
             promise,
@@ -191,9 +191,9 @@ def _other_optimizer(begun: Resumed) -> str:
     """
     mine = begun.began[min(begun.began)]
     held = {
-        (state.params, moment.step, name)
-        for moment in begun.moments
-        for name, state in moment.optimizers.items()
+        (state.params, recorded.step, name)
+        for recorded in begun.states
+        for name, state in recorded.optimizers.items()
     }
     for name, state in mine.items():
         others = [(step, other) for params, step, other in held if params == state.params != ""]
