@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.goals import note
 from bench.runs import machine
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ecrl_cli.linux.clock import monotonic
@@ -36,7 +37,8 @@ from ecrl_cli.supervision.launch.torchrun import free_port
 RANKS, ROUNDS = 4, 30
 TIMEOUT = timedelta(seconds=60)
 ELEMENTS = 1 << 18
-ARMS = ("anew", "anew_again", "in_place")
+# by a name for the meeting and its ranks: their group
+GroupOf = Callable[[str, tuple[int, ...]], Any]
 
 
 class Anew:
@@ -102,16 +104,16 @@ def seconds_of_a_round(
 
 def rank_main(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0, timeout=TIMEOUT)
+    store = TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0, timeout=TIMEOUT)
     anew = Anew(rank, store)
-    arms = {"anew": anew, "anew_again": anew}
+    arms: dict[str, GroupOf] = {"anew": anew.group, "anew_again": anew.group}
     if can_reconfigure():
-        arms["in_place"] = InPlace(rank, store)
+        arms["in_place"] = InPlace(rank, store).group
     times: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(ROUNDS):
         names = list(arms)[:: 1 if number % 2 else -1]
         for name in names:
-            took = seconds_of_a_round(arms[name].group, rank, f"{number}/{name}")
+            took = seconds_of_a_round(arms[name], rank, f"{number}/{name}")
             times[name].append(took)
     Path(out, f"{rank}.json").write_text(json.dumps(times))
     store.add("done", 1)
