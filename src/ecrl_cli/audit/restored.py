@@ -378,7 +378,8 @@ def _lost_later(judged: Judged, begun: Resumed, due: Due) -> Iterator[ArmFinding
         wrong = [rank for rank, told in names.items() if told]
         if not wrong:
             continue
-        if all(names[rank][0] == "settings" for rank in wrong):
+        # in the first step itself, it is the step that changed them
+        if place and all(names[rank][0] == "settings" for rank in wrong):
             said = (
                 f"{plural(place, 'update')} after attempt {begun.attempt} began, in step {number},"
                 f" rank {', '.join(map(str, wrong))}: the learning-rate schedule, or what else sets"
