@@ -89,11 +89,11 @@ class OpenTelemetry:
         again.
         """
         account = timeline(records)
-        told = int(self._told.read_text()) if self._told.exists() else 0
+        told = int(self._told.read_text(encoding="utf-8")) if self._told.exists() else 0
         for number, session in enumerate(records.sessions):
             if number >= told:
                 self._session(number, session, records, account)
-        self._told.write_text(str(len(records.sessions)))
+        self._told.write_text(str(len(records.sessions)), encoding="utf-8")
 
     def close(self) -> None:
         self._provider.shutdown()
