@@ -32,28 +32,19 @@ from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
 Cells = tuple[Value, ...]  # reference, blocking, overlapped, overlapped - blocking
 Line = tuple[str, Cells, Cells]  # a metric, its published cells, its measured ones
 COLUMNS5 = (
-    *(
-        Column("Metric"),
-        Column("Values"),
-        *(
-            Column(label, "measured")
-            for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk")
-        ),
-    ),
+    Column("Metric"),
+    Column("Values"),
+    *(Column(label, "measured") for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk")),
     *(Column("n", "count"), Column("What differs")),
 )
 GAINS = ("Ovl vs Blk, ratio of means", "Ovl vs Blk, mean of ratios")
 COLUMNS7 = (
-    *(
-        Column("Slice"),
-        Column("Group"),
-        Column("Values"),
-        *(Column(label, "measured change") for label in GAINS),
-    ),
-    *(
-        Column("Stall change (s)", "measured difference"),
-        Column("Loss difference change", "measured difference"),
-    ),
+    Column("Slice"),
+    Column("Group"),
+    Column("Values"),
+    *(Column(label, "measured change") for label in GAINS),
+    Column("Stall change (s)", "measured difference"),
+    Column("Loss difference change", "measured difference"),
     *(Column("n", "count"), Column("What differs")),
 )
 PLAIN = {

@@ -32,13 +32,11 @@ COLUMNS2 = (
     Column("What differs"),
 )
 COLUMNS3 = (
-    *(
-        Column("Axis"),
-        Column("Published"),
-        Column("Count there", "count"),
-        Column("Measured"),
-        Column("Count here", "count"),
-    ),
+    Column("Axis"),
+    Column("Published"),
+    Column("Count there", "count"),
+    Column("Measured"),
+    Column("Count here", "count"),
     *(Column("Role"), Column("What differs")),
 )
 COLUMNS4 = tuple(
@@ -126,12 +124,10 @@ LOGGED = (
     _Logged("global_step", "progress; boundaries of restarts", _RANK, ("global_step",)),
     _Logged("epoch, cursor_step", "which window of samples", _RANK, ("epoch", "cursor_step")),
     _Logged(
-        *(
-            "sample_ids_hash/count",
-            "what was consumed, without the ids",
-            _RANK,
-            ("sample_ids_hash", "sample_ids_count"),
-        ),
+        "sample_ids_hash/count",
+        "what was consumed, without the ids",
+        _RANK,
+        ("sample_ids_hash", "sample_ids_count"),
         "SHA-256 of the ids in order, and a digest of the inputs beside it",
     ),
     _Logged("world_size, rank", "ranks held against each other", _RANK, ("world_size", "rank")),
@@ -143,12 +139,10 @@ LOGGED = (
         "at full precision, so that equal means equal",
     ),
     _Logged(
-        *(
-            "checkpoint_rank0.jsonl",
-            "snapshot, write, enqueue, backpressure, stall",
-            _SAVES,
-            ("event", "global_step", "snapshot_s"),
-        ),
+        "checkpoint_rank0.jsonl",
+        "snapshot, write, enqueue, backpressure, stall",
+        _SAVES,
+        ("event", "global_step", "snapshot_s"),
         "an event a line, each save ended once",
     ),
     _Logged(

@@ -140,15 +140,11 @@ def _sum(group: Group) -> dict[str, Any]:
 def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals: bool) -> TableSpec:
     """Sums of the slices of the arm `name` by `label`; enumerated cases have no interval."""
     columns = (
-        *(
-            ResultColumn("injected", "injected", "count"),
-            ResultColumn("noops", "changed nothing", "count"),
-        ),
-        *(
-            ResultColumn("k", "detected", "count"),
-            ResultColumn("n", _EFFECTIVE, "count"),
-            *(PROPORTION_COLUMNS[2:] if intervals else ()),
-        ),
+        ResultColumn("injected", "injected", "count"),
+        ResultColumn("noops", "changed nothing", "count"),
+        ResultColumn("k", "detected", "count"),
+        ResultColumn("n", _EFFECTIVE, "count"),
+        *(PROPORTION_COLUMNS[2:] if intervals else ()),
         *(ResultColumn("untyped", "exceptions", "count"), *_LAYERS),
     )
 
