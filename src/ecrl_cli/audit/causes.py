@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimizers_apart
-from ecrl_cli.audit.lineage import Path, Resumed
+from ecrl_cli.audit.lineage import CommittedSteps, Resumed
 from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
@@ -75,7 +75,7 @@ def cause_of(
     return MEANING[first]
 
 
-def _entered_at(path: Path, step: int, ours: Step) -> int | None:
+def _entered_at(path: CommittedSteps, step: int, ours: Step) -> int | None:
     """Another step in which the same tensors entered the model as in `ours`, step `step`."""
     passes = [(number, one) for number, _, _, one, _ in path.done_again] + [
         (number, one)
@@ -153,10 +153,10 @@ def _watched_apart(due: Step, ours: Step) -> list[str]:
     return sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
 
 
-def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
+def is_order(ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int) -> bool:
     """Whether the samples of `rank` from `step` to `until` are the due ones in another order."""
 
-    def consumed(path: Path) -> Counter[str]:
+    def consumed(path: CommittedSteps) -> Counter[str]:
         numbers = [
             number
             for number in path.steps
@@ -169,13 +169,15 @@ def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
     return consumed(ours) == consumed(due)
 
 
-def is_shuffled(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
+def is_shuffled(
+    ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int
+) -> bool:
     """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two
     that come one after the other ever do so in the undisturbed run. From another position in the
     same order most would.
     """
 
-    def pairs(path: Path, first: int, last: int) -> list[tuple[str, str]]:
+    def pairs(path: CommittedSteps, first: int, last: int) -> list[tuple[str, str]]:
         numbers = [
             number
             for number in sorted(path.steps)

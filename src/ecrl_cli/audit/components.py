@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ecrl_cli.audit.lineage import Path, path_of, without_trials
+from ecrl_cli.audit.lineage import CommittedSteps, path_of, without_trial_steps
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
 
@@ -81,7 +81,7 @@ class Judged:
     """An arm, its path, and by step the components that differ from the reference."""
 
     arm: Arm
-    path: Path
+    path: CommittedSteps
     differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     # what differs though nothing that follows from it does
@@ -195,7 +195,7 @@ def named(names: list[str], every: Optimizers) -> str:
 
 
 def compare(
-    path: Path, reference: Path, ignored: frozenset[str] = frozenset()
+    path: CommittedSteps, reference: CommittedSteps, ignored: frozenset[str] = frozenset()
 ) -> dict[int, tuple[str, ...]]:
     """By step, the components in which any rank differs from the same rank of `reference`."""
     found: dict[int, tuple[str, ...]] = {}
@@ -235,7 +235,7 @@ def unseeded(references: list[Judged]) -> frozenset[str]:
     return frozenset(differs & set(UNSEEDED))
 
 
-def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
+def walk(path: CommittedSteps) -> Iterator[tuple[int, int, Step]]:
     """(step, rank, record) of all committed steps, in order."""
     for number in sorted(path.steps):
         for rank in sorted(path.steps[number]):
@@ -287,7 +287,7 @@ def judged_arm(
     """
     if reference is None:
         return Judged(arm, path_of(arm), {}, ignored)
-    arm = without_trials(arm, reference.path)
+    arm = without_trial_steps(arm, reference.path)
     path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
     again = {

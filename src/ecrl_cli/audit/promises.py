@@ -224,7 +224,7 @@ def _older_one(judged: Judged, promise: str) -> ArmFinding | None:
             continue
         newest = begun.newest_saved or 0
         if not begun.after:
-            newest = max(newest, begun.newest_aside or 0)
+            newest = max(newest, begun.newest_in_background or 0)
         if begun.after >= newest:
             continue
         went = f"went on after step {begun.after}" if begun.after else "began anew"

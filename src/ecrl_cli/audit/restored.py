@@ -162,9 +162,9 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
     arm, promise = judged.arm.name, "restored: parameters"
     if said := _other_optimizer(begun):
         return ArmFinding("restored: optimizer", BROKEN, said, arm, begun.newest_saved or 0)
-    dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
-        range(reference.path.last)
-    )
+    dense = reference is not None and {
+        recorded.step for recorded in reference.path.states()
+    } >= set(range(reference.path.last))
     if not begun.comparable and not dense:
         return ArmFinding(
             promise,
@@ -191,9 +191,9 @@ def _other_optimizer(begun: Resumed) -> str:
     """
     mine = begun.began[min(begun.began)]
     held = {
-        (state.params, moment.step, name)
-        for moment in begun.moments
-        for name, state in moment.optimizers.items()
+        (state.params, recorded.step, name)
+        for recorded in begun.states
+        for name, state in recorded.optimizers.items()
     }
     for name, state in mine.items():
         others = [(step, other) for params, step, other in held if params == state.params != ""]
@@ -378,7 +378,8 @@ def _lost_later(judged: Judged, begun: Resumed, due: Due) -> Iterator[ArmFinding
         wrong = [rank for rank, told in names.items() if told]
         if not wrong:
             continue
-        if all(names[rank][0] == "settings" for rank in wrong):
+        # in the first step itself, it is the step that changed them
+        if place and all(names[rank][0] == "settings" for rank in wrong):
             said = (
                 f"{plural(place, 'update')} after attempt {begun.attempt} began, in step {number},"
                 f" rank {', '.join(map(str, wrong))}: the learning-rate schedule, or what else sets"
