@@ -20,7 +20,7 @@ from ecrl_cli.studies.frame.result import (
     Figure,
     ResultTable,
     Series,
-    proportion,
+    shares_series,
     upper_bound,
 )
 from ecrl_cli.studies.frame.store_fixture import write_mode
@@ -116,16 +116,9 @@ def _shares(
         filter(_in_group, results.of("point")), lambda r: (r.facts["mode"], r.facts["point"])
     )
     for mode in modes(results):
-        shares = [
-            proportion(counted(mine), len(mine))
-            for mine in (tried.get((mode, point), []) for point in CONDITIONS.values())
-        ]
-        if all(share["n"] for share in shares):
-            rate, low, high = (
-                tuple(share[key] for share in shares)
-                for key in ("rate", "wilson_low", "wilson_high")
-            )
-            series.append(Series(mode, rate, low=low, high=high))
+        groups = [tried.get((mode, point), []) for point in CONDITIONS.values()]
+        if all(groups):
+            series.append(shares_series(mode, [(counted(mine), len(mine)) for mine in groups]))
     of_groups = "share of groups"
     return Figure(name, title, "bars", "killed at", of_groups, tuple(series), tuple(CONDITIONS))
 

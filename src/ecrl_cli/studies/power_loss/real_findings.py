@@ -16,8 +16,8 @@ from ecrl_cli.studies.frame.result import (
     Figure,
     ResultColumn,
     ResultTable,
-    Series,
     proportion,
+    shares_series,
     upper_bound,
 )
 from ecrl_cli.studies.frame.study import Record, TrialResults
@@ -205,17 +205,12 @@ def figures(results: TrialResults) -> Iterator[Figure]:
             if each == fs and "planted" not in subject
         )
     )
-    series = []
-    for fs in kinds:
-        tried = [by_subject.get((fs, subject), []) for subject in subjects]
-        shares = [proportion(lost(records), len(records)) for records in tried]
-        y, low, high = (
-            tuple(share[key] or 0.0 for share in shares)
-            for key in ("rate", "wilson_low", "wilson_high")
-        )
-        series.append(Series(fs, y, low=low, high=high))
+    tried = {fs: [by_subject.get((fs, subject), []) for subject in subjects] for fs in kinds}
+    series = tuple(
+        shares_series(fs, [(lost(records), len(records)) for records in tried[fs]]) for fs in kinds
+    )
     title = "Shutdowns that lost an acknowledged checkpoint"
-    yield Figure("real-loss", title, "bars", "", "share of shutdowns", tuple(series), subjects)
+    yield Figure("real-loss", title, "bars", "", "share of shutdowns", series, subjects)
 
 
 def classes(results: TrialResults) -> dict[str, set[str]]:
