@@ -4,8 +4,8 @@
     python -m tests.strangers --again DIR [WORD ...]
 
 Rows whose name holds one of the words, or all. Jobs are started warm (warm.py), which takes a tenth
-of the time; `--cold`: as their users start them. `--keep`: the recordings stay in DIR; `--again`:
-those are judged anew, and no job is run.
+of the time; `--cold`: as their users start them. `--keep`: the recordings stay in DIR, and what is
+there already is only judged; `--again`: so is everything, and no job is run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def main(asked: Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         auditor = Auditor(folder, asked.cold, stack)
         for row in rows:
-            verdict, parts = outcome(auditor, row, again=asked.again is not None)
+            there = asked.keep is not None and auditor.has(row)
+            verdict, parts = outcome(auditor, row, again=there or asked.again is not None)
             counts[verdict] += 1
             sys.stdout.write("\n    ".join(parts) + "\n")
             sys.stdout.flush()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.in_process import ecrl_in_process
@@ -21,11 +23,13 @@ class Auditor:
 
     def __init__(self, folder: Path, cold: bool, stack: contextlib.ExitStack) -> None:
         self._folder, self._cold, self._stack = folder, cold, stack
+        self._sockets_in = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecrl-")))
         self._sockets: dict[str, str] = {}
 
     def audit(self, row: Row, interpreter: str) -> tuple[Done, list[str]]:
         """The finished command, and what is wrong with the words of its answer."""
         folder = self._folder_of(row)
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
         folder.mkdir()
         words = self._words(row, interpreter)
         keys = ("audit", *row.keys, "run_dir=job", "--", *words)
@@ -37,10 +41,13 @@ class Auditor:
         FileNotFoundError if it did not.
         """
         folder = self._folder_of(row)
-        if not (folder / "job" / "audit.json").is_file():
+        if not self.has(row):
             raise FileNotFoundError(folder)
         done = ecrl_in_process(folder, "audit", "job", check=None)
         return done, _wrong(row, folder / "job")
+
+    def has(self, row: Row) -> bool:
+        return (self._folder_of(row) / "job" / "audit.json").is_file()
 
     def _folder_of(self, row: Row) -> Path:
         return self._folder / hashlib.sha256(row.name.encode()).hexdigest()[:12]
@@ -53,7 +60,7 @@ class Auditor:
         if "--nproc-per-node" in words:
             ranks = words[words.index("--nproc-per-node") + 1]
         if interpreter not in self._sockets:
-            path = self._sockets[interpreter] = str(self._folder / f"socket-{len(self._sockets)}")
+            path = self._sockets[interpreter] = str(self._sockets_in / str(len(self._sockets)))
             self._stack.enter_context(warm.serving(interpreter, path))
         return [
             interpreter,

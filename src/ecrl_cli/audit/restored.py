@@ -29,7 +29,7 @@ Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step tha
 
 @dataclass(frozen=True)
 class Due:
-    """What an attempt had to begin with.
+    """The state that was due when an attempt began.
 
     `whose`: the run that the steps `ranks` (by step, then by rank) are of, in words. `left`: the
     step at which the run itself had left the undisturbed one before the attempt began, or None.
