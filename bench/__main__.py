@@ -18,6 +18,8 @@ from pathlib import Path
 from bench.goals import Figure, figures
 
 from ecrl_cli.linux.clock import monotonic
+from ecrl_cli.report.tables.renderers import terminal_of
+from ecrl_cli.report.tables.table import Column, Table
 
 NAMES = (
     "stall",
@@ -56,17 +58,19 @@ def table(found: list[Figure]) -> list[str]:
     """The lines of the table: bench, goal, what was reached, its limit, the A/A control, and what
     follows.
     """
-    rows = [("bench", "figure", "measured", "limit", "A/A", "")]
-    for each in found:
-        control = "" if each.control is None else f"{each.control:.3f}"
-        rows.append(
-            (each.bench, each.name, f"{each.reached:.3g}", each.limit, control, each.verdict)
+    rows = tuple(
+        (
+            figure.bench,
+            figure.name,
+            f"{figure.reached:.3g}",
+            figure.limit,
+            "" if figure.control is None else f"{figure.control:.3f}",
+            figure.verdict,
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+        for figure in found
+    )
+    labels = ("bench", "figure", "measured", "limit", "A/A", "")
+    return terminal_of(Table("", tuple(map(Column, labels)), rows))
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most
+from bench.program import show
 from bench.runs import machine
 from bench.stall import median_ratio
 
@@ -169,18 +170,8 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             found[case.name] = measure(case, options.rounds, options.steps, Path(folder))
-    print(
-        json.dumps(
-            {
-                "bench": "audit",
-                "cases": found,
-                "rounds": options.rounds,
-                "steps": options.steps,
-                "machine": machine(),
-            },
-            indent=2,
-        )
-    )
+    settings = {"rounds": options.rounds, "steps": options.steps}
+    show("audit", {"cases": found, **settings, "machine": machine()})
 
 
 if __name__ == "__main__":

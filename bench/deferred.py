@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.goals import at_most, note
+from bench.program import add_folder_option, bench_folder, show
 from bench.runs import machine
 from bench.stall import (
     WORLD,
@@ -35,7 +34,7 @@ from bench.stall import (
     median_ratio,
     ours,
     segment,
-    writer_of,
+    writers,
 )
 
 from ecrl_cli.config.schema import RunConfig
@@ -142,6 +141,11 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
     }
 
 
+def both_arms(root: Path) -> dict[Path, RunConfig]:
+    """The runs whose checkpoints a background writer writes."""
+    return {root / name: deferring(name) for name in ("deferred", "overlapped")}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Measure what a deferred capture costs the training; prints JSON."
@@ -149,33 +153,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where to write the checkpoints (default: a temporary folder here)",
-    )
+    add_folder_option(parser)
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-deferred-", dir=options.folder or Path.cwd()))
-    writers = [
-        writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")
-    ]
-    try:
+    with bench_folder("deferred", options.folder) as root, writers(both_arms(root)):
         mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)
         document = summary(
             json.loads((root / "seconds.json").read_text()), RunLayout(root / "deferred")
         )
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-        shutil.rmtree(root)
-    print(json.dumps({"bench": "deferred", **document}, indent=2))
-    return (
-        0
-        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
-        else 1
-    )
+    return show("deferred", document)
 
 
 if __name__ == "__main__":

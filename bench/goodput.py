@@ -29,11 +29,8 @@ target.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import sys
-import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from bench.goals import at_least, note
+from bench.program import bench_folder, show
 from bench.runs import deaths, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -224,8 +222,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=16, help="channels of the first layer")
     parser.add_argument("--batch", type=int, default=16, help="the global batch")
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-goodput-", dir=Path.cwd()))
-    try:
+    with bench_folder("goodput") as root:
         steps = fill(
             root,
             Shape(options.ranks, options.width, options.batch, CALIBRATION, ()),
@@ -247,24 +244,11 @@ def main() -> int:
                 found.setdefault(arm, []).append(
                     (run, statistics.mean(each.wall_s for each in clean[-2:]))
                 )
-    finally:
-        shutil.rmtree(root)
     settings = {
         "model": "resnet18",
         **{name: getattr(shape, name) for name in ("width", "batch", "ranks", "steps", "trace")},
     }
-    document = {
-        "bench": "goodput",
-        **summary(clean, found),
-        "settings": settings,
-        "machine": machine(),
-    }
-    print(json.dumps(document, indent=2))
-    return (
-        0
-        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
-        else 1
-    )
+    return show("goodput", {**summary(clean, found), "settings": settings, "machine": machine()})
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ the stall of other checkpointers, after that. Needs a GPU: without one it says s
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from bench.deferred import deferring, lines_of
+from bench.deferred import both_arms, deferring, lines_of
 from bench.goals import at_least, at_most, note
+from bench.program import add_folder_option, bench_folder, show
 from bench.runs import machine
-from bench.stall import Arm, Bench, Sampler, dcp_async, median_ratio, ours, segment, writer_of
+from bench.stall import Arm, Bench, Sampler, dcp_async, median_ratio, ours, segment, writers
 from torch import nn
 
 from ecrl_cli.checkpoint.capture.shared_memory import Memory
@@ -280,35 +279,14 @@ def main() -> int:
     parser.add_argument(
         "--race", action="store_true", help="also the stalls of other checkpointers"
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where to write the checkpoints (default: a temporary folder here)",
-    )
+    add_folder_option(parser)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print(
-            json.dumps({"bench": "gpu", "note": "there is no GPU: nothing was measured"}, indent=2)
-        )
+        show("gpu", {"note": "there is no GPU: nothing was measured"})
         return NO_GPU
-    root = Path(tempfile.mkdtemp(prefix="bench-gpu-", dir=options.folder or Path.cwd()))
-    writers = [
-        writer_of(RunLayout(root / name), deferring(name)) for name in ("deferred", "overlapped")
-    ]
-    try:
+    with bench_folder("gpu", options.folder) as root, writers(both_arms(root)):
         document = measure(options, root)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-        shutil.rmtree(root)
-    print(json.dumps({"bench": "gpu", **document}, indent=2))
-    return (
-        0
-        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
-        else 1
-    )
+    return show("gpu", document)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ from typing import Any
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from bench.goals import at_most, note
+from bench.program import bench_folder, show
 from bench.runs import machine
-from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writer_of
+from bench.stall import WORLD, Bench, begun, median_ratio, memory_copy, writers
 
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.strategies.strategy import Strategy, StrategyInputs, make_strategy
@@ -117,19 +118,11 @@ def train(rank: int, root: str, rounds: int, steps: int, batch: int) -> None:
 
 def cost(rounds: int, steps: int, batch: int) -> dict[str, list[float]]:
     """Seconds by what they were spent in."""
-    root = Path(tempfile.mkdtemp(prefix="bench-in-memory-", dir=Path.cwd()))
-    writers = []
-    try:
-        for name in ("overlapped", "in_memory"):
-            writers.append(writer_of(RunLayout(root / name), config_of(name)))
-        mp.spawn(train, (str(root), rounds, steps, batch), nprocs=WORLD)
+    with bench_folder("in-memory") as root:
+        with writers({root / name: config_of(name) for name in ("overlapped", "in_memory")}):
+            mp.spawn(train, (str(root), rounds, steps, batch), nprocs=WORLD)
         found: dict[str, list[float]] = read_json(root / "seconds.json")
         return found
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-        shutil.rmtree(root)
 
 
 def replayed(strategy: str, kills: list[int], target: int) -> float:
@@ -213,8 +206,7 @@ def main() -> int:
     kills = sorted(random.Random(1337).sample(range(2, target), options.kills))
     again = {strategy: replayed(strategy, kills, target) for strategy in ("blocking", "in_memory")}
     document = summary(cost(options.rounds, options.steps, options.batch), again)
-    print(json.dumps({"bench": "in_memory", **document}, indent=2))
-    return 0 if all(goal["met"] for goal in document["goals"].values()) else 1
+    return show("in_memory", document)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bench.program import show
+from bench.runs import machine
 
 from ecrl_cli.config.elastic import owned, share
 from ecrl_cli.config.schema import ModelConfig, OptimizerConfig
@@ -176,12 +177,6 @@ def main() -> int:
             f"W={count}": summary(json.loads((Path(root) / f"{count}.json").read_text()))
             for count in options.processes
         }
-    machine = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": os.getloadavg(),
-    }
     settings = {
         "model": "resnet18",
         "width": options.width,
@@ -194,18 +189,8 @@ def main() -> int:
         if all(each["conclusive"] for each in found.values())
         else "inconclusive where two identical arms differ by more than 5%"
     )
-    print(
-        json.dumps(
-            {
-                "bench": "replicas",
-                "processes": found,
-                "note": note,
-                "settings": settings,
-                "machine": machine,
-            },
-            indent=2,
-        )
-    )
+    document = {"processes": found, "note": note, "settings": settings, "machine": machine()}
+    show("replicas", document)
     return 0
 
 

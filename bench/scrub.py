@@ -12,7 +12,6 @@ checkpoint: is the file, the byte and the bit named, and confirmed by the digest
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import platform
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most, note
+from bench.program import add_folder_option, show
 from blake3 import blake3
 
 from ecrl_cli.checkpoint.format.hashing import workers
@@ -198,15 +198,10 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--flips", type=int, default=1000)
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where to write the checkpoints (default: a temporary folder here)",
-    )
+    add_folder_option(parser)
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-scrub-", dir=options.folder or Path.cwd()))
-    document: dict[str, Any] = {"bench": "scrub"}
+    document: dict[str, Any] = {}
     try:
         if options.rounds:
             folder = make(root / "speed", (10, 20), PART)
@@ -217,13 +212,8 @@ def main() -> int:
     finally:
         with suppress(OSError):
             shutil.rmtree(root)
-    print(json.dumps(document, indent=2))
-    all_named = document["flips"]["named_and_confirmed"] == options.flips
-    missed = (
-        any(not goal["met"] for goal in document.get("goals", {}).values())
-        and document["conclusive"]
-    )
-    return 0 if all_named and not missed else 1
+    missed = show("scrub", document)
+    return missed or int(document["flips"]["named_and_confirmed"] != options.flips)
 
 
 if __name__ == "__main__":

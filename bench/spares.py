@@ -28,11 +28,11 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most, note
+from bench.program import bench_folder, show
 from bench.runs import deaths, first_line, machine, train
 
 from ecrl_cli.history.load import RunRecords
@@ -194,14 +194,11 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--batch", type=int, default=16, help="the global batch")
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-spares-", dir=Path.cwd()))
-    try:
+    with bench_folder("spares") as root:
         found = {
             model: summary(measured(root, model, options.rounds, options.batch))
             for model in options.models
         }
-    finally:
-        shutil.rmtree(root)
     settings = {
         "ranks": RANKS,
         "global_batch": options.batch,
@@ -209,17 +206,7 @@ def main() -> int:
         "checkpoint_every": EVERY,
         "dies_at": DIES_AT,
     }
-    print(
-        json.dumps(
-            {"bench": "spares", "models": found, "settings": settings, "machine": machine()},
-            indent=2,
-        )
-    )
-    return (
-        0
-        if all(each["goals"][RATIO]["met"] or not each["conclusive"] for each in found.values())
-        else 1
-    )
+    return show("spares", {"models": found, "settings": settings, "machine": machine()})
 
 
 def measured(root: Path, model: str, rounds: int, batch: int) -> dict[str, list[dict[str, float]]]:

@@ -21,8 +21,8 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from bench.goals import at_most, note
+from bench.program import add_folder_option, bench_folder, show
 from bench.runs import machine
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import resnet18
@@ -343,19 +344,24 @@ def summary(seconds: dict[str, list[float]], layout: RunLayout) -> dict[str, Any
     }
 
 
-def writer_of(layout: RunLayout, config: RunConfig) -> subprocess.Popen[bytes]:
-    """The background writer of a run that has no supervisor."""
-    layout.logs.mkdir(parents=True)
-    write_run_config(layout, config)
-    with listen(layout.writer) as listener:
-        command = [
-            sys.executable,
-            "-m",
-            "ecrl_cli.supervision.launch.writer_main",
-            str(layout.root),
-            str(listener.fileno()),
-        ]
-        return subprocess.Popen(command, pass_fds=[listener.fileno()])
+@contextmanager
+def writers(configs: Mapping[Path, RunConfig]) -> Iterator[None]:
+    """The background writers of these runs, which have no supervisor; killed on exit."""
+    started = []
+    try:
+        for root, config in configs.items():
+            layout = RunLayout(root)
+            layout.logs.mkdir(parents=True)
+            write_run_config(layout, config)
+            with listen(layout.writer) as listener:
+                module = "ecrl_cli.supervision.launch.writer_main"
+                command = [sys.executable, "-m", module, str(root), str(listener.fileno())]
+                started.append(subprocess.Popen(command, pass_fds=[listener.fileno()]))
+        yield
+    finally:
+        for writer in started:
+            writer.kill()
+            writer.wait()
 
 
 def main() -> int:
@@ -365,29 +371,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4, help="steps per segment, at least 2")
     parser.add_argument("--batch", type=int, default=36)
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where to write the checkpoints (default: a temporary folder here)",
-    )
+    add_folder_option(parser)
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-stall-", dir=options.folder or Path.cwd()))
-    layout = RunLayout(root / "overlapped")
-    writer = writer_of(layout, config_of("overlapped"))
-    try:
-        mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)
-        document = summary(json.loads((root / "seconds.json").read_text()), layout)
-    finally:
-        writer.kill()
-        writer.wait()
-        shutil.rmtree(root)
-    print(json.dumps({"bench": "stall", **document}, indent=2))
-    return (
-        0
-        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
-        else 1
-    )
+    with bench_folder("stall", options.folder) as root:
+        folder = root / "overlapped"
+        with writers({folder: config_of("overlapped")}):
+            mp.spawn(train, (str(root), options.rounds, options.steps, options.batch), nprocs=WORLD)
+            document = summary(json.loads((root / "seconds.json").read_text()), RunLayout(folder))
+    return show("stall", document)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,14 @@ whoever uses it), and `start`. Ratios are medians of the rounds' ratios.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most
+from bench.program import bench_folder, show
 from bench.runs import machine, train
 
 from ecrl_cli.linux.clock import monotonic
@@ -70,28 +68,16 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
-    root = Path(tempfile.mkdtemp(prefix="bench-start-", dir=Path.cwd()))
     found: dict[str, list[float]] = {name: [] for name in (*IMPORTS, "imported", "first_step")}
-    try:
+    with bench_folder("start") as root:
         python(IMPORTS["needed"])  # the files are in memory from here on
         for number in range(rounds):
             for arm in ARMS if number % 2 else reversed(ARMS):
                 taken = start(root / str(number)) if arm == "start" else {arm: python(IMPORTS[arm])}
                 for name, seconds in taken.items():
                     found[name].append(seconds)
-    finally:
-        shutil.rmtree(root)
-    print(
-        json.dumps(
-            {
-                "bench": "start",
-                **summary(found),
-                "settings": {"rounds": rounds, "run": RUN},
-                "machine": machine(),
-            },
-            indent=2,
-        )
-    )
+    settings = {"rounds": rounds, "run": RUN}
+    show("start", {**summary(found), "settings": settings, "machine": machine()})
     return 0
 
 

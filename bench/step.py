@@ -21,12 +21,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.goals import at_most, note
+from bench.program import bench_folder, show
 from bench.runs import machine, train
 
 RANKS, WARM_UP = 2, 8
@@ -140,32 +140,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-step-", dir=Path.cwd()))
-    try:
+    with bench_folder("step") as root:
         found = {name: measured(root, name, options.rounds) for name in options.cases}
-    finally:
-        shutil.rmtree(root)
-    print(
-        json.dumps(
-            {
-                "bench": "step",
-                "cases": found,
-                "rounds": options.rounds,
-                "ranks": RANKS,
-                "machine": machine(),
-            },
-            indent=2,
-        )
-    )
-    return (
-        0
-        if all(
-            goal["met"] or not each["conclusive"]
-            for each in found.values()
-            for goal in each["goals"].values()
-        )
-        else 1
-    )
+    settings = {"rounds": options.rounds, "ranks": RANKS}
+    return show("step", {"cases": found, **settings, "machine": machine()})
 
 
 if __name__ == "__main__":

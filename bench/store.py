@@ -14,13 +14,11 @@ the rounds' ratios. Absolute numbers belong to this machine and this minute.
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from bench.goals import at_most, note
+from bench.program import add_folder_option, bench_folder, show
 from bench.runs import machine
 from blake3 import blake3
 from torchvision.models import resnet50
@@ -269,17 +268,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how fast the store saves; prints JSON.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--small-rounds", type=int, default=100)
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=None,
-        help="where to write the checkpoints (default: a temporary folder here)",
-    )
+    add_folder_option(parser)
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="bench-store-", dir=options.folder or Path.cwd()))
     state = State()
     nbytes = sum(source.find().nbytes for source in state.train_state.sources())
-    try:
+    with bench_folder("store", options.folder) as root:
         arms = {
             "group": group(state, root, "group"),
             "floor": floor(nbytes, root),
@@ -302,15 +295,7 @@ def main() -> int:
             {name: small(root, f"small-{name}", mode) for name, mode in modes.items()},
             options.small_rounds,
         )
-    finally:
-        shutil.rmtree(root)
-    document = summary(large, tiny, nbytes)
-    print(json.dumps({"bench": "store", **document}, indent=2))
-    return (
-        0
-        if all(goal["met"] for goal in document["goals"].values()) or not document["conclusive"]
-        else 1
-    )
+    return show("store", summary(large, tiny, nbytes))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}
 REFUSED = "a quick test must not {}: see tests/quick.py"
 QUICK = (
+    "contract/test_study_gates.py",
     "contract/test_verify_boundaries.py",
     "contract/test_verify_failures.py",
     "contract/test_verify_fault_moments.py",

@@ -19,9 +19,10 @@ from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.config.studies import Compat
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.studies import compat
-from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.studies.golden.make import EXPECTED, LAYOUTS
 from ecrl_cli.studies.golden.make import make as make_golden
+from tests.studies import concluded, failed, tried
 
 MOST_BYTES = 100_000
 
@@ -37,15 +38,9 @@ def gates(
 ) -> dict[str, str]:
     """The gates that fail, with their messages, of a study of the trials whose key is chosen."""
     study = compat.STUDY.open(setting)
-    records = [
-        Record(trial.key, trial.facts, study.run(trial), 0.0)
-        for trial in study.plan()
-        if choose(trial.key)
-    ]
+    records = tried(study, (trial for trial in study.plan() if choose(trial.key)))
     assert not list(setting.scratch.iterdir())
-    found = study.findings(records)
-    json.dumps([table.rows for table in found.tables], allow_nan=False)
-    return {gate.name: gate.message for gate in found.gates if not gate.passed}
+    return failed(concluded(compat.STUDY, setting.keys, records))
 
 
 def golden_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

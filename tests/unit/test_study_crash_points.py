@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import pytest
 
 from ecrl_cli.checkpoint.format.names import COMMIT, CRASH_POINTS, MANIFEST, MODEL, OPTIMIZER
 from ecrl_cli.config.studies import WRITING, CrashPoints
-from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.studies.crash_points.crash_server import memory_there
 from ecrl_cli.studies.crash_points.crash_targets import AFTER_MODEL, NONE, PUBLISHED, Save, survivor
@@ -31,11 +31,11 @@ from ecrl_cli.studies.crash_points.store_fixture import (
 )
 from ecrl_cli.studies.crash_points.study import STUDY
 from ecrl_cli.studies.crash_points.trial import UNSEEN, CrashRig, search
-from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.store_fixture import Payload, store_config
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial, TrialResults
+from ecrl_cli.studies.frame.study import Record, Trial
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.mutants.store import MutantStore, blind_at
+from tests.studies import concluded, failed, opened, rows_of, tried
 
 SMALL = CrashPoints(
     modes=("unsafe", "atomic_dirsync"),
@@ -49,12 +49,8 @@ SMALL = CrashPoints(
 PAYLOAD = Payload(1, 16_384, 8_192)
 
 
-def findings(found: list[Record]) -> Findings:
-    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(SMALL), Path()), found, "kind"))
-
-
-def study_of(keys: CrashPoints, scratch: Path, seed: int = 7) -> PreparedStudy:
-    return STUDY.open(StudyContext(StudyConfig(keys, seed), scratch))
+findings = partial(concluded, STUDY, SMALL)
+study_of = partial(opened, STUDY, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +65,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     with closing(study_of(SMALL, tmp_path_factory.mktemp("scratch"))) as study:
         # one call of each mode is enough here
         plan = [trial for trial in study.plan() if trial.facts.get("call", 0) == 0]
-        return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
-
-
-def table(found: Findings, name: str) -> list[dict[str, Any]]:
-    return [dict(row) for each in found.tables if each.name == name for row in each.rows]
+        return tried(study, plan)
 
 
 def test_a_sound_store_passes_every_gate_and_gives_the_published_table(
     records: list[Record],
 ) -> None:
     found = findings(records)
-    assert [gate.name for gate in found.gates if not gate.passed] == []
-    published = {row["condition"]: row for row in table(found, "published")}
+    assert failed(found) == {}
+    published = {row["condition"]: row for row in rows_of(found, "published")}
     assert set(published) == {
         f"{mode}@{name}" for mode in SMALL.modes for name in (NONE, *PUBLISHED, "after_root_sync")
     }
@@ -109,7 +101,7 @@ def test_a_sound_store_passes_every_gate_and_gives_the_published_table(
 def test_the_reasons_say_what_is_wrong_with_the_files(records: list[Record]) -> None:
     reasons = {
         (row["mode"], row["point"]): (row["remains"], row["layer"])
-        for row in table(findings(records), "reasons")
+        for row in rows_of(findings(records), "reasons")
     }
     assert {mode for mode, _ in reasons} == {"unsafe"}
     assert reasons["unsafe", f"half_part:{MODEL}"] == ("size mismatch", "commit")
@@ -144,8 +136,7 @@ def test_every_gate_fails_when_one_trial_goes_wrong(records: list[Record], gate:
         replace(record, found=record.found | SPOILT[gate]) if record is victim else record
         for record in records
     ]
-    failed = {each.name: each.message for each in findings(spoilt).gates if not each.passed}
-    assert victim.key in failed[gate.strip()]
+    assert victim.key in failed(findings(spoilt))[gate.strip()]
 
 
 def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -> None:
@@ -158,14 +149,13 @@ def test_a_planted_bug_that_is_not_found_fails_its_gate(records: list[Record]) -
     assert (
         not gates["planted"].passed and gates["planted"].message == "planted 0/1 found: planted/b"
     )
-    assert {row["answer"] for row in table(findings([*records, by_design]), "planted")} == {
+    assert {row["answer"] for row in rows_of(findings([*records, by_design]), "planted")} == {
         "not visible to a kill by design"
     }
 
 
 def test_nothing_tried_is_no_pass() -> None:
-    failed = {gate.name for gate in findings([]).gates if not gate.passed}
-    assert failed >= {"silent_wrong", "lost_ack", "survivor", "again", "hit"}
+    assert set(failed(findings([]))) >= {"silent_wrong", "lost_ack", "survivor", "again", "hit"}
 
 
 def test_a_gate_counts_only_what_was_tried_for_it(records: list[Record]) -> None:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -29,20 +28,21 @@ from ecrl_cli.config.identity import run_name
 from ecrl_cli.config.studies import STRUCK, WRITING, Elastic, Failures
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.runs.run import RunResult
 from ecrl_cli.studies.frame.limits import remaining
 from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, Study, StudyContext, TrialResults, command
+from ecrl_cli.studies.frame.study import Record, Study, StudyContext, command
 from ecrl_cli.studies.mutants.recovery import BUGS, LIVE_BUGS, REPLICA_BUGS, environment, planted
 from ecrl_cli.studies.training import elastic, failures, training_study
 from ecrl_cli.studies.training.elastic import SIZES, ElasticRunSpec
 from ecrl_cli.studies.training.failures import EVERY, KINDS, TARGET, FailureRunSpec, generate
+from ecrl_cli.studies.training.live import LiveRunSpec
 from ecrl_cli.studies.training.training_study import Bench, Keys, TrainedRun, who
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
 from ecrl_cli.verify.verdict import VALID as VALID_STATUS
 from ecrl_cli.verify.verdict import Finding, Verdict
 from tests.conftest import comes_true
+from tests.studies import concluded, failed
 
 PLAIN = FailureRunSpec("vit", 2, "blocking", "unsafe", "group")
 KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
@@ -50,7 +50,7 @@ KILLS = ("kill@5.backward/0.4:1", "kill@4.load:0")
 
 def findings(keys: Any, found: list[Record]) -> Findings:
     study = failures.STUDY if isinstance(keys, Failures) else elastic.STUDY
-    return study.conclude(TrialResults(StudyContext(StudyConfig(keys), Path()), found))
+    return concluded(study, keys, found)
 
 
 def failures_of(folder: Path, **keys: Any) -> Any:
@@ -201,10 +201,12 @@ def test_a_trial_can_be_run_again_by_what_is_printed() -> None:
 def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
     spec = ElasticRunSpec("vit", "overlapped", 4, ((0, 2), (6, 1)))
     other = FailureRunSpec("small_cnn", 3, "overlapped", "atomic_nodirsync", "single")
+    live = LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2)
     for setup, entries in (
         (PLAIN, KILLS),
         (other, ("writer@5%before_rename",)),
         (spec, ("kill@7:0",)),
+        (live, ("kill@5.backward/0.4:0+2",)),
     ):
         typed = training_study.typed(setup.keys(entries)).removeprefix("ecrl train ")
         line = f"{sys.executable} -m ecrl_cli.cli.main train {typed} --cfg job --json"
@@ -284,7 +286,7 @@ def test_a_run_that_is_never_over_is_an_outcome_and_nothing_of_it_is_left(
     # 0: reaped by somebody else
     assert alone[0].wait(120) in (0, -signal.SIGKILL) and not (tmp_path / "run").exists()
     run = replace(RUN, found=VALID | {"outcome": "hung", "why": "", "replay": "", "alone": ""})
-    assert "valid" in failed(findings(Failures(), [run]).gates)
+    assert "valid" in failed(findings(Failures(), [run]))
 
 
 def test_what_a_run_leaves_behind_does_not_outlive_it(
@@ -455,21 +457,17 @@ BUG = Record(
 )
 
 
-def failed(gates: Sequence[Gate]) -> dict[str, str]:
-    return {gate.name: gate.message for gate in gates if not gate.passed}
-
-
 def test_every_gate_of_the_failures_can_fail_and_says_how_to_run_it_again() -> None:
-    assert failed(findings(Failures(), [RUN, BUG]).gates) == {}
-    said = failed(findings(Failures(), [replace(RUN, found=VALID | BAD), BUG]).gates)["valid"]
+    assert failed(findings(Failures(), [RUN, BUG])) == {}
+    said = failed(findings(Failures(), [replace(RUN, found=VALID | BAD), BUG]))["valid"]
     assert "ecrl study x 'trial=run/0000'" in said and "ecrl train y" in said
-    assert failed(
-        findings(Failures(), [RUN, replace(BUG, found=BUG.found | {"found": False})]).gates
-    )["planted"].endswith("not x")
-    assert "not boundary" in failed(findings(Failures(trials=500), [RUN]).gates)["phases"], (
+    assert failed(findings(Failures(), [RUN, replace(BUG, found=BUG.found | {"found": False})]))[
+        "planted"
+    ].endswith("not x")
+    assert "not boundary" in failed(findings(Failures(trials=500), [RUN]))["phases"], (
         "as many as the soak runs"
     )
-    assert failed(findings(Failures(), [BUG]).gates)["valid"], "nothing tried is no pass"
+    assert failed(findings(Failures(), [BUG]))["valid"], "nothing tried is no pass"
 
 
 def test_what_was_tried_is_told() -> None:
@@ -502,14 +500,14 @@ def test_runs_with_replicas_that_end_apart_fail_the_study() -> None:
     }
     one = Record("run/0000", facts, {**VALID, "resized": 1, "digests": "a"}, 0.5)
     other = replace(one, key="run/0001", facts={**facts, "sizes": [[0, 4], [5, 1]]})
-    assert failed(findings(Elastic(planted=False), [one, other]).gates) == {}
+    assert failed(findings(Elastic(planted=False), [one, other])) == {}
     apart = replace(other, found={**other.found, "digests": "b"})
-    assert failed(findings(Elastic(planted=False), [one, apart]).gates)["alike"].endswith(
+    assert failed(findings(Elastic(planted=False), [one, apart]))["alike"].endswith(
         "not vit with 4 replicas: 2"
     )
     assert (
         "ended in 2 states, of 1 models"
-        in failed(findings(Elastic(planted=False), [one, apart]).gates)["alike"]
+        in failed(findings(Elastic(planted=False), [one, apart]))["alike"]
     )
 
 

@@ -22,8 +22,7 @@ from ecrl_cli.errors import ConfigError, RecordError, StorageError
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.safe_read import read_whole
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.pickles import payloads
@@ -31,6 +30,8 @@ from ecrl_cli.studies.hostile.readers import isolated
 from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, FixtureTemplate, RunFixture
 from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock
+from tests.studies import concluded, failing
+from tests.study_records import HOSTILE
 
 
 @pytest.fixture
@@ -245,61 +246,5 @@ def test_text_that_only_looks_deep_is_read() -> None:
         parse(b'{"a\\\\":' + b"[" * 17)
 
 
-def findings(records: list[Record], whole: bool) -> Findings:
-    return STUDY.conclude(
-        TrialResults(StudyContext(StudyConfig(Hostile(every=1 if whole else 15)), Path()), records)
-    )
-
-
-def good(arm: str = "input") -> Record:
-    cost = {"grown": 0, "read": 0, "calls": 1, "program": 0, "payload": 10}
-    found = {
-        "outcome": "detected",
-        "by": "hash",
-        "reason": "",
-        "expected": True,
-        "canary": False,
-        "escaped": [],
-        **cost,
-    }
-    other = {
-        "control": {"ran": ["reduce"], "of": ["reduce"]},
-        "audit": {"looks": 1, "opened": 9, "outside": []},
-    }
-    return Record(
-        arm,
-        {"arm": arm, "input": "COMMIT/empty", "group": "COMMIT", "look": "guard"},
-        other.get(arm, found),
-        0.0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("gate", "arm", "change"),
-    [
-        ("executed", "input", {"canary": True}),
-        ("untyped", "input", {"outcome": "untyped"}),
-        ("hung", "input", {"outcome": "hung"}),
-        ("accepted", "input", {"outcome": "silent_wrong"}),
-        ("named", "input", {"expected": False}),
-        ("escaped", "input", {"escaped": ["new"]}),
-        ("memory", "input", {"grown": GROWTH + 11}),
-        ("read", "input", {"read": 2**40}),
-        ("control", "control", {"ran": []}),
-        ("audit", "audit", {"outside": ["openat"]}),
-        ("audit", "audit", {"looks": 0}),
-    ],
-)
-def test_each_gate_can_fail(gate: str, arm: str, change: dict[str, Any]) -> None:
-    arms = ("input", "control", "audit")
-    assert all(one.passed for one in findings([good(name) for name in arms], whole=False).gates)
-    records = [
-        good(name) if name != arm else replace(good(name), found=good(name).found | change)
-        for name in arms
-    ]
-    assert [one.name for one in findings(records, whole=False).gates if not one.passed] == [gate]
-    assert [
-        one.name
-        for one in findings([good(name) for name in arms], whole=True).gates
-        if not one.passed
-    ] == ["inputs"]
+def test_too_few_inputs_fail_their_gate() -> None:
+    assert failing(concluded(STUDY, Hostile(), HOSTILE.good)) == {"inputs"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ import pytest
 from ecrl_cli.config.studies import IoErrors
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.storage.fault_injecting_fs import Fault
-from ecrl_cli.studies.frame.result import Findings
 from ecrl_cli.studies.frame.runner import run_study
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial, TrialResults
+from ecrl_cli.studies.frame.study import PreparedStudy, StudyContext
 from ecrl_cli.studies.io_errors.cases import run_cases
 from ecrl_cli.studies.io_errors.operations import NEWEST, NEXT, StoreSetup
-from ecrl_cli.studies.io_errors.study import ENOUGH, STUDY, syncs_of_a_save
+from ecrl_cli.studies.io_errors.study import STUDY, syncs_of_a_save
 from ecrl_cli.studies.mutants.careless_fs import MUTANTS
+from tests.studies import concluded, failing, rows_of, tried
+from tests.study_records import IO_ERRORS
 
 STRICT = StoreSetup("group", "atomic_dirsync")
 
@@ -33,10 +33,6 @@ def study(folder: Path, **keys: Any) -> Iterator[PreparedStudy]:
     yield made
     made.close()
     assert list(folder.iterdir()) == []
-
-
-def records(made: PreparedStudy, trials: list[Trial]) -> list[Record]:
-    return [Record(trial.key, trial.facts, made.run(trial), 0.0) for trial in trials]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +67,7 @@ def test_an_operation_that_is_refused_somewhere_breaks_no_promise(operation: str
 
 def test_all_planted_bugs_are_found(tmp_path: Path) -> None:
     with study(tmp_path, arms=("calls",)) as made:
-        found = records(made, [trial for trial in made.plan() if trial.facts["arm"] == "planted"])
+        found = tried(made, [trial for trial in made.plan() if trial.facts["arm"] == "planted"])
     assert [record.facts["mutant"] for record in found] == list(MUTANTS)
     assert {
         record.facts["mutant"]: record.found["first"]
@@ -96,79 +92,10 @@ def test_a_trial_runs_again_by_its_key(tmp_path: Path) -> None:
         assert made.run(trial) == made.run(trial)
 
 
-CALLS: dict[str, Any] = {
-    "cases": ENOUGH,
-    "errors": ENOUGH,
-    "successes": 0,
-    "stepped_back": 0,
-    "violations": 0,
-    "first": "",
-}
-WHERE = {
-    "operation": "save",
-    "layout": "group",
-    "mode": "unsafe",
-    "scope": "any",
-    "fault": "EIO",
-    "persistence": "once",
-}
-SAVED: dict[str, Any] = {"outcome": "new", "call": "", "violations": 0, "first": ""}
-GOOD = [
-    Record("calls/x", {"arm": "calls", **WHERE}, CALLS, 0.0),
-    Record(
-        "planted/x",
-        {"arm": "planted", "mutant": "x"},
-        {"found": True, "cases": 1, "first": "call 1"},
-        0.0,
-    ),
-    Record("space/0", {"arm": "space"}, SAVED | {"outcome": "previous", "call": "write"}, 0.0),
-    Record("space/1", {"arm": "space"}, SAVED, 0.0),
-]
-
-
-def findings(kept: list[Record]) -> Findings:
-    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(IoErrors()), Path()), kept))
-
-
-def failed(kept: list[Record]) -> list[str]:
-    return [gate.name for gate in findings(kept).gates if not gate.passed]
-
-
-def test_every_gate_can_fail() -> None:
-    calls, planted, refused, saved = GOOD
-    assert failed(GOOD) == []
-    assert failed(
-        [
-            replace(calls, found=CALLS | {"violations": 1, "first": "lost_ack"}),
-            planted,
-            refused,
-            saved,
-        ]
-    ) == ["violations"]
-    assert failed(
-        [
-            calls,
-            planted,
-            refused,
-            replace(saved, found=SAVED | {"violations": 1, "first": "lost_ack"}),
-        ]
-    ) == ["violations"]
-    assert failed(
-        [replace(calls, found=CALLS | {"cases": ENOUGH - 1}), planted, refused, saved]
-    ) == ["cases"]
-    assert failed(
-        [calls, replace(planted, found={"found": False, "cases": 9, "first": ""}), refused, saved]
-    ) == ["planted"]
-    assert failed([calls, refused, saved]) == ["planted"]
-    assert failed([calls, planted, saved]) == ["space"] and failed([calls, planted, refused]) == [
-        "space"
-    ]
-
-
 def test_a_violation_is_shown_with_the_key_that_runs_it_again() -> None:
-    broken = replace(GOOD[0], found=CALLS | {"violations": 2, "first": "call 7 (fsync): lost_ack"})
-    (table,) = [table for table in findings([broken]).tables if table.name == "violations"]
-    assert table.rows == ({"trial": "calls/x", "count": 2, "first": "call 7 (fsync): lost_ack"},)
+    broken = IO_ERRORS.changed("calls/x", {"violations": 2, "first": "call 7 (fsync): lost_ack"})
+    (row,) = rows_of(concluded(STUDY, IoErrors(), broken), "violations")
+    assert row == {"trial": "calls/x", "count": 2, "first": "call 7 (fsync): lost_ack"}
 
 
 @pytest.mark.needs("private mounts")
@@ -179,10 +106,11 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
             for trial in made.plan()
             if trial.facts["arm"] == "space" or trial.facts["left"] in (1, 9)
         ]
-        found = records(made, plan)
+        found = tried(made, plan)
     assert [record.found["first"] for record in found if record.found["violations"]] == []
     assert {record.found["errno"] for record in found} == {0, 28}
-    assert failed([*found, GOOD[1], replace(GOOD[0])]) == []
+    calls, bug, *_ = IO_ERRORS.good
+    assert failing(concluded(STUDY, IoErrors(), [*found, bug, calls])) == set()
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
@@ -197,7 +125,7 @@ def test_a_sync_that_the_kernel_refuses(tmp_path: Path, at: int, outcome: str) -
             for trial in made.plan()
             if trial.facts["at"] == at and trial.facts["persistence"] == "once"
         ]
-        (record,) = records(made, [trial])
+        (record,) = tried(made, [trial])
     assert record.found["violations"] == 0, record.found["first"]
     assert (record.found["outcome"], record.found["refused"], record.found["retried"]) == (
         outcome,

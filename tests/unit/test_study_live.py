@@ -4,11 +4,9 @@ fail.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +14,24 @@ import pytest
 
 from ecrl_cli.config.build import build
 from ecrl_cli.config.fault_spec import parse
-from ecrl_cli.config.identity import reference_id, run_name
+from ecrl_cli.config.identity import reference_id
 from ecrl_cli.config.studies import LiveRecovery
 from ecrl_cli.config.study import StudyConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt, InjectedFault, PlannedFailure, RankLine, ResumedFrom
 from ecrl_cli.records.survivor_records import LostSamples, RedoneStep
 from ecrl_cli.records.survivor_records import SurvivorReport as Spoken
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
-from ecrl_cli.studies.training import live_invariants, training_study
+from ecrl_cli.studies.frame.study import Record, StudyContext
+from ecrl_cli.studies.training import live_invariants
 from ecrl_cli.studies.training.live import PLANTED, STUDY, TARGET, LiveRunSpec, of_facts, present
 from ecrl_cli.studies.training.live_invariants import AttemptHistory, FaultEffect, RunHistory
 from ecrl_cli.studies.training.live_oracle import can_tell, foretold
-from tests.unit.test_study_failures import failed
+from tests.studies import concluded, failed
 
 RUN_SPEC = LiveRunSpec("lossy_forward", 3, 0, "none", 0.0)
 
 
-def findings(config: LiveRecovery, found: list[Record]) -> Findings:
-    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(config), Path()), found))
+findings = partial(concluded, STUDY)
 
 
 def study_of(folder: Path, **keys: Any) -> Any:
@@ -117,22 +113,6 @@ def test_only_ranks_that_are_surely_there_are_struck(tmp_path: Path) -> None:
                 spec,
                 typed,
             )
-
-
-def test_the_command_of_the_run_alone_makes_the_same_run() -> None:
-    spec, entries = (
-        LiveRunSpec("immediate_rollback", 3, 2, "overlapped", 0.2),
-        ("kill@5.backward/0.4:0+2",),
-    )
-    words = (
-        f"{sys.executable} -m ecrl_cli.cli.main train"
-        f" {training_study.typed(spec.keys(entries)).removeprefix('ecrl train ')} --cfg job --json"
-    )
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)) == [run_name(build(spec.keys(entries)))], (
-        "whose end is of the run's id"
-    )
 
 
 def line(rank: int, step: int, attempt: int, digest: str, world_size: int = 3) -> RankLine:
@@ -405,23 +385,23 @@ BUG = Record(
 
 def test_every_gate_can_fail() -> None:
     config = LiveRecovery(recoveries=("lossy_forward",))
-    assert failed(findings(config, [RUN, BUG]).gates) == {}
+    assert failed(findings(config, [RUN, BUG])) == {}
     bad = VALID | {
         "outcome": "apart",
         "why": "differ",
         "replay": "ecrl study x 'trial=run/0000'",
         "alone": "ecrl train y",
     }
-    said = failed(findings(config, [replace(RUN, found=bad), BUG]).gates)["valid"]
+    said = failed(findings(config, [replace(RUN, found=bad), BUG]))["valid"]
     assert "ecrl study x 'trial=run/0000'" in said and "ecrl train y" in said
-    assert failed(findings(config, [RUN, replace(BUG, found=BUG.found | {"found": False})]).gates)[
+    assert failed(findings(config, [RUN, replace(BUG, found=BUG.found | {"found": False})]))[
         "planted"
     ].endswith("not x")
     assert (
         "never outlived others with lossy_forward"
-        in failed(findings(config, [replace(RUN, found=VALID | {"went_on": 0})]).gates)["alive"]
+        in failed(findings(config, [replace(RUN, found=VALID | {"went_on": 0})]))["alive"]
     )
-    assert "not boundary" in failed(findings(replace(config, trials=200), [RUN]).gates)["phases"], (
+    assert "not boundary" in failed(findings(replace(config, trials=200), [RUN]))["phases"], (
         "as many as the soak runs"
     )
     assert "0 of 1 runs" in "\n".join(findings(config, [RUN]).notes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from ecrl_cli.errors import StorageError
 from ecrl_cli.storage.fs import CREATE, Fs
 from ecrl_cli.storage.memory_fs import ModelFs
 from ecrl_cli.storage.writing import WriteMode, replace_small, write_new
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS, StoreMutant
 from ecrl_cli.studies.power_loss import model_findings, model_invariants
 from ecrl_cli.studies.power_loss.model_arm import ModelArm, hunt
@@ -29,6 +29,8 @@ from ecrl_cli.studies.power_loss.model_invariants import RecoveredState, Recover
 from ecrl_cli.studies.power_loss.model_trial import Limits, ModelTrial
 from ecrl_cli.studies.power_loss.study import STUDY
 from ecrl_cli.studies.power_loss.workloads import ROOT, RUN, WORKLOADS, WorkloadRun, played
+from tests import studies
+from tests.studies import concluded
 
 NAMES_ONLY = WriteMode(sync_files=False)
 
@@ -306,8 +308,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     return [Record(trial.key, trial.facts, arm.run(trial), 0.0) for trial in plan]
 
 
-def findings(records: list[Record]) -> Findings:
-    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(CONFIG), Path()), records))
+findings = partial(concluded, STUDY, CONFIG)
 
 
 def gates(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
@@ -356,7 +357,7 @@ def test_more_than_the_unsynced_tail_is_too_much_to_lose(
 
 
 def test_too_few_states_prove_nothing(records: list[Record]) -> None:
-    failed = [gate.name for gate in findings(records).gates if not gate.passed]
+    failed = list(studies.failed(findings(records)))
     assert failed == ["model never wrong", "model atomic_dirsync"]
 
 

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ from ecrl_cli.errors import EcrlError
 from ecrl_cli.linux import prerequisites
 from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.studies.frame.checkpointers import lacking
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.power_loss import real_arms, real_findings
 from ecrl_cli.studies.power_loss import study as power_loss
 from ecrl_cli.studies.power_loss.disk_mounts import cut_off
@@ -34,7 +34,10 @@ from ecrl_cli.studies.power_loss.real_arms import RealArms
 from ecrl_cli.studies.power_loss.real_blocks import PAGE, BlockState, crash_states
 from ecrl_cli.studies.power_loss.real_process import TORCH_SUBJECTS, Answer, Saver, outcome_of
 from ecrl_cli.studies.power_loss.subject_store import PLANTS, Payload, Recovered, StoreSubject
+from tests import studies
 from tests.conftest import comes_true
+from tests.studies import concluded
+from tests.study_records import POWER_LOSS, shutdown
 
 PAYLOAD = Payload(7, 4096, 2048)
 
@@ -238,86 +241,13 @@ def test_the_other_subjects_are_read_by_their_own_readers(tmp_path: Path, kind: 
 # ---- the gates
 
 
-def shutdown(
-    subject: str, outcome: str, fs: str = "ext4", variant: str = "", **found: Any
-) -> Record:
-    facts = {
-        "arm": "shutdown",
-        "fs": fs,
-        "subject": subject,
-        "layout": "group",
-        "variant": variant,
-        "block": 0,
-    }
-    values = {
-        "outcome": outcome,
-        "acknowledged": 3,
-        "cut": True,
-        "goes_on": True,
-        "late": 0,
-        "phase": "saving",
-        "kernel": "6.18",
-    } | found
-    return Record(f"shutdown/{fs}/{subject}/{variant}", facts, values, 0.1)
-
-
-def blocks(subject: str, outcomes: dict[str, int], variant: str = "", **found: Any) -> Record:
-    facts = {
-        "arm": "blocks",
-        "fs": "btrfs",
-        "subject": subject,
-        "layout": "group",
-        "variant": variant,
-    }
-    numbers = dict.fromkeys(
-        ("prefixes", "writes", "flushes", "epochs", "exhausted", "after_acknowledgement"), 1
-    )
-    values = (
-        {
-            "outcomes": outcomes,
-            "states": sum(outcomes.values()),
-            "unmountable": 0,
-            "stuck": 0,
-            "kernel": "6.18",
-        }
-        | numbers
-        | found
-    )
-    return Record(f"blocks/btrfs/{subject}/{variant}", facts, values, 0.1)
-
-
-GOOD = [
-    *(shutdown("atomic_dirsync", "new", fs) for fs in ("ext4", "xfs")),
-    *(shutdown("atomic_nodirsync", "lost_ack", fs) for fs in ("ext4", "xfs")),
-    *(shutdown("unsafe", "lost_all", fs) for fs in ("ext4", "xfs")),
-    shutdown("torch.save", "silent_wrong", goes_on=None),
-    *(
-        shutdown("atomic_dirsync", "lost_ack", variant=plant)
-        for plant in PLANTS
-        if plant != "no_parent_sync"
-    ),
-    shutdown("atomic_dirsync", "new", variant="no_parent_sync"),
-    blocks("atomic_dirsync", {"new": 5, "empty_ok": 2}),
-    blocks("unsafe", {"new": 1, "lost_all": 6}),
-    blocks("atomic_dirsync", {"new": 1, "lost_ack": 6}, variant="no_root_sync"),
-]
-
-
-def results_of(records: list[Record]) -> TrialResults:
-    return TrialResults(StudyContext(StudyConfig(PowerLoss()), Path()), records)
-
-
-def findings(records: list[Record]) -> Findings:
-    return power_loss.STUDY.conclude(results_of(records))
+GOOD = POWER_LOSS.good
+results_of = partial(studies.results, power_loss.STUDY, PowerLoss())
+findings = partial(concluded, power_loss.STUDY, PowerLoss())
 
 
 def failing(records: list[Record]) -> set[str]:
-    return {gate.name for gate in findings(records).gates if not gate.passed}
-
-
-def replaced(key: str, record: Record) -> list[Record]:
-    assert any(other.key == key for other in GOOD)
-    return [record if other.key == key else other for other in GOOD]
+    return studies.failing(findings(records))
 
 
 def test_good_records_pass_and_a_zero_is_stated_with_its_bound() -> None:
@@ -334,77 +264,6 @@ def test_good_records_pass_and_a_zero_is_stated_with_its_bound() -> None:
         rows["ext4", "unsafe, group"]["upper"] is None
         and rows["ext4", "unsafe, group"]["blocks"] == "1/1"
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "record", "gate"),
-    [
-        (
-            "shutdown/xfs/atomic_dirsync/",
-            shutdown("atomic_dirsync", "lost_ack", "xfs"),
-            "shutdown: atomic_dirsync",
-        ),
-        (
-            "shutdown/xfs/atomic_dirsync/",
-            shutdown("atomic_dirsync", "silent_wrong", "xfs"),
-            "shutdown: never wrong",
-        ),
-        (
-            "shutdown/xfs/atomic_nodirsync/",
-            shutdown("atomic_nodirsync", "new", "xfs"),
-            "shutdown: sensitive",
-        ),
-        (
-            "shutdown/ext4/torch.save/",
-            shutdown("torch.save", "new", cut=False),
-            "shutdown: injected",
-        ),
-        (
-            "shutdown/ext4/unsafe/",
-            shutdown("unsafe", "lost_all", acknowledged=0),
-            "shutdown: injected",
-        ),
-        (
-            "shutdown/ext4/unsafe/",
-            shutdown("unsafe", "lost_all", goes_on=False),
-            "shutdown: goes on",
-        ),
-        (
-            "shutdown/ext4/atomic_dirsync/no_root_sync",
-            shutdown("atomic_dirsync", "new", variant="no_root_sync"),
-            "shutdown: planted",
-        ),
-        (
-            "blocks/btrfs/atomic_dirsync/",
-            blocks("atomic_dirsync", {"new": 5, "lost_all": 1}),
-            "blocks: atomic_dirsync",
-        ),
-        (
-            "blocks/btrfs/atomic_dirsync/",
-            blocks("atomic_dirsync", {"new": 5, "hung": 1}),
-            "blocks: never wrong",
-        ),
-        ("blocks/btrfs/unsafe/", blocks("unsafe", {"new": 7}), "blocks: sensitive"),
-        (
-            "blocks/btrfs/atomic_dirsync/",
-            blocks("atomic_dirsync", {"new": 5}, unmountable=1),
-            "blocks: injected",
-        ),
-        (
-            "blocks/btrfs/atomic_dirsync/",
-            blocks("atomic_dirsync", {"new": 5}, after_acknowledgement=0),
-            "blocks: injected",
-        ),
-        ("blocks/btrfs/unsafe/", blocks("unsafe", {"lost_all": 7}, stuck=1), "blocks: goes on"),
-        (
-            "blocks/btrfs/atomic_dirsync/no_root_sync",
-            blocks("atomic_dirsync", {"new": 7}, variant="no_root_sync"),
-            "blocks: planted",
-        ),
-    ],
-)
-def test_a_record_that_breaks_a_promise_fails_its_gate(key: str, record: Record, gate: str) -> None:
-    assert failing(replaced(key, record)) == {gate}
 
 
 def test_zeros_without_a_mode_that_may_lose_show_nothing() -> None:

@@ -387,7 +387,7 @@ def test_the_published_numbers() -> None:
     assert (after, back) == pytest.approx((40.24, 7.26)) and published(
         "lossy_forward", RESNET, 195
     ) == 0
-    (table,) = scenarios(RecordIndex(RecoveryOverhead(), PUBLISHED, [], []))
+    table = scenarios(RecordIndex(RecoveryOverhead(), PUBLISHED, [], []))
     assert [(row["epoch"], row["since"]) for row in table.rows] == [
         (0, 200),
         (10, 100),

@@ -21,7 +21,7 @@ from ecrl_cli.studies import signals as signals_study
 from ecrl_cli.studies.fake_ranks import supervisor_harness
 from ecrl_cli.studies.fake_ranks.supervisor_harness import SupervisorHarness
 from ecrl_cli.studies.frame import limits
-from ecrl_cli.studies.frame.study import PreparedStudy, Record, StudyContext, Trial
+from ecrl_cli.studies.frame.study import PreparedStudy, StudyContext, Trial
 from ecrl_cli.studies.hangs import detector_scenarios
 from ecrl_cli.studies.hangs import study as hangs_study
 from ecrl_cli.studies.hangs.cases import CASES, _found_after, _limit
@@ -169,71 +169,3 @@ def test_everything_is_planned_as_often_as_asked(tmp_path: Path) -> None:
     assert len(hangs_study.STUDY.open(setting).plan()) == 2 * len(CASES) + 3 * 3
     setting = StudyContext(StudyConfig(Signals(each=2, planted=False)), tmp_path)
     assert len(signals_study.STUDY.open(setting).plan()) == 2 * len(WORDS) * len(PHASES)
-
-
-CASE = {
-    "outcomes": ["hung", "completed"],
-    "found_after": 1.1,
-    "left": 0,
-    "good": True,
-    "shared_memory": [],
-    "overdue": False,
-}
-STOP = {"overdue": False, "graceful": True, "kept": True, "good": True, "code": 143, "seconds": 0.2}
-
-
-def gates(study: PreparedStudy, *records: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, bool]:
-    found = study.findings(
-        [Record(str(n), facts, told, 0.1) for n, (facts, told) in enumerate(records)]
-    )
-    assert all(
-        row.keys() == {column.key for column in table.columns}
-        for table in found.tables
-        for row in table.rows
-    )
-    return {gate.name: gate.passed for gate in found.gates}
-
-
-def test_every_gate_of_hangs_can_fail(hangs: PreparedStudy) -> None:
-    case, story, bug = ({"arm": arm, "what": "x"} for arm in ("case", "story", "planted"))
-    well = (
-        (case, CASE),
-        (story, {"good": True, "overdue": False}),
-        (bug, {"shown": True, "overdue": False}),
-    )
-    assert set(gates(hangs, *well).values()) == {True}
-    for name, facts, told in (
-        ("as_promised", case, CASE | {"good": False}),
-        ("nothing_left", case, CASE | {"left": 1}),
-        ("nothing_left", case, CASE | {"shared_memory": ["ecrl-x"]}),
-        ("in_time", case, CASE | {"found_after": 3.5}),
-        ("over", case, CASE | {"overdue": True}),
-        ("detector", story, {"good": False, "overdue": False}),
-        ("planted", bug, {"shown": False, "overdue": False}),
-    ):
-        assert [
-            gate for gate, passed in gates(hangs, *well, (facts, told)).items() if not passed
-        ] == [name]
-
-
-def test_every_gate_of_signals_can_fail(signals: PreparedStudy) -> None:
-    case, bug = (
-        {"arm": "case", "word": "SIGTERM", "phase": "training"},
-        {
-            "arm": "planted",
-            "what": "x",
-        },
-    )
-    control, missed = {"arm": "control"}, {"shown": False, "overdue": False}
-    well = ((case, STOP), (control, STOP), (bug, {"shown": True, "overdue": False}))
-    assert set(gates(signals, *well).values()) == {True}
-    for name, facts, told in (
-        ("as_promised", case, STOP | {"good": False}),
-        ("durable", case, STOP | {"kept": False}),
-        ("over", case, STOP | {"overdue": True}),
-        ("control", control, STOP | {"good": False}),
-        ("planted", bug, missed),
-    ):
-        assert [
-            gate for gate, passed in gates(signals, *well, (facts, told)).items() if not passed
-        ] == [name]

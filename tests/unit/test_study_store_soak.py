@@ -14,13 +14,14 @@ import pytest
 
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.mutants.registry import STORE_MUTANTS
 from ecrl_cli.studies.store_soak.model import Model
 from ecrl_cli.studies.store_soak.model_run import SoakSetup, play, shortest
 from ecrl_cli.studies.store_soak.operations import Op, decoded, encoded, program, unrivalled
 from ecrl_cli.studies.store_soak.study import STUDY
+from tests import studies
+from tests.studies import concluded, tried
 
 STRICT = SoakSetup("atomic_dirsync", "group")
 
@@ -220,15 +221,11 @@ def records(tmp_path: Path) -> list[Record]:
         20,
         10,
     ], "all operations that were asked for"
-    return [Record(trial.key, trial.facts, study.run(trial), 0.0) for trial in plan]
-
-
-def findings(kept: Sequence[Record]) -> Findings:
-    return STUDY.conclude(TrialResults(StudyContext(StudyConfig(StoreSoak()), Path()), kept))
+    return tried(study, plan)
 
 
 def failed(kept: Sequence[Record]) -> dict[str, str]:
-    return {gate.name: gate.message for gate in findings(kept).gates if not gate.passed}
+    return studies.failed(concluded(STUDY, StoreSoak(), kept))
 
 
 def test_every_gate_can_fail_and_a_disagreement_is_shown_with_the_command_that_plays_it_again(

@@ -13,11 +13,11 @@ import pytest
 
 from ecrl_cli.config.studies import Writers
 from ecrl_cli.config.study import StudyConfig
-from ecrl_cli.studies.frame.result import Findings
-from ecrl_cli.studies.frame.study import Record, StudyContext, TrialResults
+from ecrl_cli.studies.frame.study import Record, StudyContext
 from ecrl_cli.studies.writers import clocks, fencing, flaky_nfs, mutants, races
 from ecrl_cli.studies.writers.store_fixture import CommittedStore
 from ecrl_cli.studies.writers.study import STUDY
+from tests.studies import opened
 
 SMALL = Writers(races=2, every=60, lies=1, saves=3, planted=False)
 
@@ -28,7 +28,7 @@ def history(tmp_path: Path) -> CommittedStore:
 
 
 def study_at(folder: Path, **changes: Any) -> Any:
-    return STUDY.open(StudyContext(StudyConfig(replace(SMALL, **changes)), folder))
+    return opened(STUDY, replace(SMALL, **changes), folder)
 
 
 def test_a_small_study_passes_its_gates_and_plans_the_same_again(tmp_path: Path) -> None:
@@ -210,81 +210,3 @@ def test_every_module_that_decides_is_there_and_looks_at_no_clock(module: str) -
     source = clocks.source_of(module)
     assert "def " in source, "an empty module decides nothing"
     assert clocks.offences(source) == []
-
-
-def findings(records: list[Record]) -> Findings:
-    return STUDY.conclude(
-        TrialResults(StudyContext(StudyConfig(replace(SMALL, planted=True)), Path()), records)
-    )
-
-
-def good(arm: str) -> Record:
-    met = {"old": "fenced", "newer": "saved", "zombie": False, "outcome": "new"}
-    facts: dict[str, dict[str, Any]] = {
-        "race": {
-            "winners": 1,
-            "codes": [0, 8],
-            "names_holder": True,
-            "names_attempt": True,
-            "freed": True,
-        },
-        "fence": met,
-        "publish": met | {"old": "conflict"},
-        "clock": {"differs": []},
-        "remote": {"outcome": "new", "next": "saved"},
-        "reader": {"looks": 1, "misled": ""},
-        "source": {"offences": []},
-        "planted": {"shown": 3, "tried": 9},
-    }
-    named = {
-        "left": "nothing",
-        "mode": "unsafe",
-        "layout": "group",
-        "newer": "other",
-        "jump": "stuck",
-        "fault": "stale",
-        "saves": 1,
-    }
-    return Record(arm, {"arm": arm, "at": 0, "module": "x", "bug": "b", **named}, facts[arm], 0.0)
-
-
-SPOILT: list[tuple[str, str, dict[str, Any]]] = [
-    ("one_winner", "race", {"winners": 2, "codes": [0, 0]}),
-    ("one_winner", "race", {"winners": 0, "codes": [8, 8]}),
-    ("one_winner", "race", {"names_holder": False}),
-    ("one_winner", "race", {"freed": False}),
-    ("fenced", "fence", {"outcome": "lost_ack"}),
-    ("fenced", "fence", {"outcome": "silent_wrong"}),
-    ("fenced", "fence", {"zombie": True}),
-    ("fenced", "fence", {"old": "untyped: KeyError"}),
-    ("fenced", "publish", {"old": "saved"}),
-    ("told_why", "fence", {"old": "refused: open"}),
-    ("clocks", "clock", {"differs": ["kept"]}),
-    ("late_names", "remote", {"outcome": "lost_ack"}),
-    ("late_names", "remote", {"next": "refused: open"}),
-    ("readers", "reader", {"misled": "found nothing"}),
-    ("no_clock_decides", "source", {"offences": ["line 1: st_mtime"]}),
-    ("planted", "planted", {"shown": 0}),
-]
-ARMS = ("race", "fence", "publish", "clock", "remote", "reader", "source", "planted")
-
-
-@pytest.mark.parametrize(("gate", "arm", "change"), SPOILT, ids=lambda value: str(value)[:40])
-def test_each_gate_can_fail(gate: str, arm: str, change: dict[str, Any]) -> None:
-    assert all(one.passed for one in findings([good(name) for name in ARMS]).gates)
-    records = [
-        good(name) if name != arm else replace(good(name), found=good(name).found | change)
-        for name in ARMS
-    ]
-    assert [one.name for one in findings(records).gates if not one.passed] == [gate]
-
-
-def test_an_arm_without_a_trial_does_not_pass() -> None:
-    def failed(left_out: str) -> list[str]:
-        return [
-            one.name
-            for one in findings([good(name) for name in ARMS if name != left_out]).gates
-            if not one.passed
-        ]
-
-    assert failed("race") == ["one_winner"] and failed("remote") == ["late_names"]

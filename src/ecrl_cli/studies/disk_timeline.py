@@ -33,9 +33,10 @@ from ecrl_cli.metrics.disk import (
 )
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.records.events import DiskLine
-from ecrl_cli.studies.frame.result import Figure, Findings, ResultColumn, ResultTable, Series
+from ecrl_cli.studies.frame.result import Figure, Findings, ResultTable, Series
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Arm, Record, Study, StudyContext, Trial, TrialResults
+from ecrl_cli.studies.frame.tables import item, items, table
 
 _SYNCED = ("atomic_nodirsync", "atomic_dirsync")  # their saves return only with the bytes on disk
 
@@ -173,78 +174,65 @@ class Stretch:
         )
         marks = tuple(after.at for _, after in self.saves)
         title = f"{self.mode}: disk transfers, and a line where each checkpoint was acknowledged"
-        return Figure(
-            f"transfers-{self.mode}",
-            title,
-            "lines",
-            "seconds",
-            "transfers per second",
-            series,
-            marks=marks,
-        )
+        name, y_label = f"transfers-{self.mode}", "transfers per second"
+        return Figure(name, title, "lines", "seconds", y_label, series, marks=marks)
 
 
 def _bursts(stretches: Sequence[Stretch]) -> ResultTable:
     columns = (
-        ResultColumn("mode", "write mode"),
-        ResultColumn("interval", "interval", "seconds"),
-        ResultColumn("held", "intervals with a checkpoint", "count"),
-        ResultColumn("free", "others", "count"),
-        ResultColumn("tps_held", "transfers/s with (mean)", "number"),
-        ResultColumn("tps_free", "transfers/s without (mean)", "number"),
-        ResultColumn("written_held", "written/s with (median)", "bytes"),
-        ResultColumn("written_free", "written/s without (median)", "bytes"),
-        ResultColumn("above", "busier than nine in ten others", "count"),
-        ResultColumn("p", "rank test p", "number"),
+        item("mode", "write mode"),
+        item("interval", "interval", "seconds"),
+        *items("count", held="intervals with a checkpoint", free="others"),
+        *items("number", tps_held="transfers/s with (mean)", tps_free="transfers/s without (mean)"),
+        *items(
+            "bytes",
+            written_held="written/s with (median)",
+            written_free="written/s without (median)",
+        ),
+        item("above", "busier than nine in ten others", "count"),
+        item("p", "rank test p", "number"),
     )
-    rows = tuple(
-        _burst(stretch, interval_s) for stretch in stretches for interval_s in stretch.intervals
-    )
+    rows = [
+        {"mode": stretch.mode, "interval": interval_s, **asdict(bursts(rates, stretch.spans()))}
+        for stretch in stretches
+        for interval_s, rates in stretch.intervals.items()
+    ]
     note = (
         "Bursts by bytes written. Rank test: Mann-Whitney, one-sided: would intervals with a"
         " checkpoint be as busy by chance?"
     )
-    return ResultTable(
-        "bursts", "Do checkpoints line up with bursts of disk activity?", columns, rows, note
-    )
-
-
-def _burst(stretch: Stretch, interval_s: float) -> dict[str, Any]:
-    found = bursts(stretch.intervals[interval_s], stretch.spans())
-    return {"mode": stretch.mode, "interval": interval_s} | {
-        key: value for key, value in asdict(found).items() if value is not None
-    }
+    title = "Do checkpoints line up with bursts of disk activity?"
+    return table("bursts", title, columns, rows, note)
 
 
 def _saves(stretches: Sequence[Stretch]) -> ResultTable:
     columns = (
-        ResultColumn("mode", "write mode"),
-        ResultColumn("checkpoint", "checkpoint", "count"),
-        ResultColumn("at", "submitted at", "seconds"),
-        ResultColumn("took", "acknowledged after", "seconds"),
-        ResultColumn("payload", "payload", "bytes"),
-        ResultColumn("written", "written by then", "bytes"),
-        ResultColumn("lag", "as much on disk after", "seconds"),
+        item("mode", "write mode"),
+        item("checkpoint", "checkpoint", "count"),
+        *items("seconds", at="submitted at", took="acknowledged after"),
+        *items("bytes", payload="payload", written="written by then"),
+        item("lag", "as much on disk after", "seconds"),
     )
-    rows = []
-    for stretch in stretches:
+    rows = [
+        {
+            "mode": stretch.mode,
+            "checkpoint": number,
+            "at": before.at,
+            "took": after.at - before.at,
+            "payload": stretch.payload,
+            "written": written,
+            "lag": lag,
+        }
+        for stretch in stretches
         for number, ((before, after), written, lag) in enumerate(
             zip(stretch.saves, stretch.written(), stretch.lags(), strict=True), start=1
-        ):
-            row = {
-                "mode": stretch.mode,
-                "checkpoint": number,
-                "at": before.at,
-                "took": after.at - before.at,
-            }
-            rows.append(row | {"payload": stretch.payload, "written": written, "lag": lag})
+        )
+    ]
     note = (
         "Empty: not within the stretch; the kernel writes unsynced data when it likes, up to half a"
         " minute later."
     )
-    return ResultTable(
-        "saves", "What the disk had when a save returned", columns, tuple(rows), note
-    )
+    return table("saves", "What the disk had when a save returned", columns, rows, note)
 
 
 def _written(stretches: Sequence[Stretch]) -> Figure:
@@ -258,15 +246,8 @@ def _written(stretches: Sequence[Stretch]) -> Figure:
         for s, found in ((s, s.intervals[s.finest]) for s in stretches)
     )
     marks = tuple(before.at for before, _ in stretches[0].saves)
-    return Figure(
-        "written",
-        "Bytes written, all modes, and a line where each checkpoint was submitted",
-        "lines",
-        "seconds",
-        "MB/s",
-        series,
-        marks=marks,
-    )
+    title = "Bytes written, all modes, and a line where each checkpoint was submitted"
+    return Figure("written", title, "lines", "seconds", "MB/s", series, marks=marks)
 
 
 def _gates(stretches: Sequence[Stretch]) -> list[Gate]:

@@ -16,14 +16,15 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.config.studies import WriteLatency
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.studies.frame.published import published
-from ecrl_cli.studies.frame.result import Figure, Findings, ResultColumn, ResultTable, Series
+from ecrl_cli.studies.frame.result import Figure, Findings, ResultTable, Series
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Arm, Study, StudyContext, Trial, TrialResults
+from ecrl_cli.studies.frame.tables import Cells, cell, item, items, table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-QUANTILES = (0.5, 0.9, 0.99)
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 PUBLISHED = published("write-latency")["milliseconds"]  # by write mode: p50, p90, p99
 OVERHEADS = published("write-latency")["overheads"]  # by write mode: percent of p50 and of p99
 ADVICE = {
@@ -146,65 +147,50 @@ def _rows(frame: pd.DataFrame, arms: list[str]) -> list[dict[str, Any]]:
     fractions.
     """
     quantiles = {
-        arm: (
-            frame.loc[frame["arm"] == arm, "latency_s"]
-            .quantile(list(QUANTILES), interpolation="linear")
-            .tolist()
+        arm: dict(
+            zip(
+                QUANTILES,
+                frame.loc[frame["arm"] == arm, "latency_s"].quantile(list(QUANTILES.values())),
+                strict=True,
+            )
         )
         for arm in arms
     }
-    base = quantiles.get("unsafe")
-    rows = []
-    for arm in arms:
-        p50, p90, p99 = quantiles[arm]
-        row: dict[str, Any] = {
-            "mode": arm,
-            "n": int((frame["arm"] == arm).sum()),
-            "p50": p50,
-            "p90": p90,
-            "p99": p99,
+    base = quantiles.get("unsafe", {})
+    return [
+        {"mode": arm, "n": int((frame["arm"] == arm).sum()), **quantiles[arm]}
+        | {
+            f"{name}_overhead": (quantiles[arm][name] - reference) / reference
+            for name, reference in base.items()
         }
-        for name, value, reference in zip(
-            ("p50_overhead", "p90_overhead", "p99_overhead"),
-            quantiles[arm],
-            base or (),
-            strict=False,
-        ):
-            row[name] = (value - reference) / reference
-        rows.append(row | _published(arm))
-    return rows
+        | _published(arm)
+        for arm in arms
+    ]
 
 
 def _published(arm: str) -> dict[str, Any]:
     if arm not in PUBLISHED:
         return {}
-    row = {
-        f"published_{name}": value / 1e3
-        for name, value in zip(("p50", "p90", "p99"), PUBLISHED[arm], strict=True)
-    }
-    overheads = OVERHEADS.get(arm, (0.0, 0.0))  # of unsafe over itself
-    return row | {
-        f"published_{name}_overhead": value / 100
-        for name, value in zip(("p50", "p99"), overheads, strict=True)
+    p50, p99 = OVERHEADS.get(arm, (0.0, 0.0))  # of unsafe over itself
+    milliseconds = zip(QUANTILES, PUBLISHED[arm], strict=True)
+    return {
+        **{f"published_{name}": value / 1e3 for name, value in milliseconds},
+        "published_p50_overhead": p50 / 100,
+        "published_p99_overhead": p99 / 100,
     }
 
 
 def _latency(rows: list[dict[str, Any]], payload: int) -> ResultTable:
     columns = (
-        ResultColumn("mode", "write mode"),
-        ResultColumn("n", "saves", "count"),
-        *(ResultColumn(name, name, "seconds") for name in ("p50", "p90", "p99")),
-        *(
-            ResultColumn(f"{name}_overhead", f"{name} overhead", "change")
-            for name in ("p50", "p90", "p99")
-        ),
-        *(
-            ResultColumn(f"published_{name}", f"published {name}", "seconds")
-            for name in ("p50", "p90", "p99")
-        ),
-        *(
-            ResultColumn(f"published_{name}_overhead", f"published {name} overhead", "change")
-            for name in ("p50", "p99")
+        item("mode", "write mode"),
+        item("n", "saves", "count"),
+        *items("seconds", **{name: name for name in QUANTILES}),
+        *items("change", **{f"{name}_overhead": f"{name} overhead" for name in QUANTILES}),
+        *items("seconds", **{f"published_{name}": f"published {name}" for name in QUANTILES}),
+        *items(
+            "change",
+            published_p50_overhead="published p50 overhead",
+            published_p99_overhead="published p99 overhead",
         ),
     )
     note = (
@@ -212,58 +198,40 @@ def _latency(rows: list[dict[str, Any]], payload: int) -> ResultTable:
         " (mode - unsafe) / unsafe; the published percentages are as printed, of milliseconds that"
         " were not rounded. They come from another machine (macOS 14.6, APFS)."
     )
-    return ResultTable("latency", "Latency of a save by write mode", columns, tuple(rows), note)
+    return table("latency", "Latency of a save by write mode", columns, rows, note)
 
 
 def _deployment(rows: list[dict[str, Any]]) -> ResultTable:
     """The published advice beside its measured cost."""
-    found = [
-        {
-            "mode": row["mode"],
-            "advice": ADVICE[row["mode"]],
-            "overhead": row.get("p50_overhead"),
-            "p99": row["p99"],
-        }
-        | {
-            "published_overhead": row["published_p50_overhead"],
-            "published_interval_ppm": row["published_p99"] / INTERVAL_S * 1e6,
-        }
-        | {"interval_ppm": row["p99"] / INTERVAL_S * 1e6}
-        for row in rows
-        if row["mode"] in ADVICE
-    ]
     columns = (
-        ResultColumn("mode", "write mode"),
-        ResultColumn("advice", "published advice"),
-        ResultColumn("published_overhead", "published p50 overhead", "change"),
-        ResultColumn("overhead", "p50 overhead here", "change"),
-        ResultColumn("p99", "p99 here", "seconds"),
-        ResultColumn("published_interval_ppm", "published p99 / 30 minutes (ppm)", "number"),
-        ResultColumn("interval_ppm", "p99 here / 30 minutes (ppm)", "number"),
+        item("mode", "write mode"),
+        cell("advice", "published advice", "text", lambda row: ADVICE[row["mode"]]),
+        item("published_overhead", "published p50 overhead", "change", "published_p50_overhead"),
+        item("overhead", "p50 overhead here", "change", "p50_overhead"),
+        item("p99", "p99 here", "seconds"),
+        _ppm("published_interval_ppm", "published p99 / 30 minutes (ppm)", "published_p99"),
+        _ppm("interval_ppm", "p99 here / 30 minutes (ppm)", "p99"),
     )
     note = (
         "Published besides: the integrity check always, whatever the mode. What each mode loses:"
         " the studies power-loss and crash-points."
     )
-    return ResultTable(
-        "deployment", "The published advice beside what it costs here", columns, tuple(found), note
-    )
+    advised = [row for row in rows if row["mode"] in ADVICE]
+    title = "The published advice beside what it costs here"
+    return table("deployment", title, columns, advised, note)
+
+
+def _ppm(key: str, label: str, of: str) -> Cells:
+    """What a save takes of the interval between two, in parts per million."""
+    return cell(key, label, "number", lambda row: row[of] / INTERVAL_S * 1e6)
 
 
 def _percentiles(rows: list[dict[str, Any]]) -> Figure:
     series = tuple(
-        Series(row["mode"], tuple(row[name] * 1e3 for name in ("p50", "p90", "p99")))
-        for row in rows
+        Series(row["mode"], tuple(row[name] * 1e3 for name in QUANTILES)) for row in rows
     )
-    return Figure(
-        "percentiles",
-        "Latency of a save",
-        "bars",
-        "percentile",
-        "ms",
-        series,
-        categories=("p50", "p90", "p99"),
-    )
+    names = tuple(QUANTILES)
+    return Figure("percentiles", "Latency of a save", "bars", "percentile", "ms", series, names)
 
 
 def _cdf(frame: pd.DataFrame) -> Figure:
@@ -271,15 +239,8 @@ def _cdf(frame: pd.DataFrame) -> Figure:
         Series(str(arm), tuple((part["latency_s"] * 1e3).tolist()))
         for arm, part in frame.groupby("arm", sort=False)
     )
-    return Figure(
-        "cdf",
-        "Latency of a save: share of saves that took at most so long",
-        "cdf",
-        "ms",
-        "share of saves",
-        series,
-        log_x=True,
-    )
+    title = "Latency of a save: share of saves that took at most so long"
+    return Figure("cdf", title, "cdf", "ms", "share of saves", series, log_x=True)
 
 
 def _notes(rows: list[dict[str, Any]]) -> tuple[str, ...]:

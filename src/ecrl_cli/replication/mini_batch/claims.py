@@ -16,7 +16,8 @@ from ecrl_cli.replication.mini_batch.counts import (
     spread,
     spread_columns,
 )
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import ResultTable
+from ecrl_cli.studies.frame.tables import item, table
 
 SUPPORTED, CONTRADICTED, UNDECIDED, TOO_SMALL = (
     "supported",
@@ -32,11 +33,11 @@ NEAR = (0.95, 1.1)  # "close to Baseline", "a slight overhead"
 Judged = tuple[str, str, list[float], str]
 _COLUMNS = (
     APPLICATION,
-    ResultColumn("claim", "published claim"),
-    ResultColumn("measured_as", "measured here as"),
-    ResultColumn("n", "seeds", "count"),
+    item("claim", "published claim"),
+    item("measured_as", "measured here as"),
+    item("n", "seeds", "count"),
     *spread_columns("measured", "measured", "number"),
-    ResultColumn("verdict", "verdict"),
+    item("verdict", "verdict"),
 )
 
 
@@ -49,7 +50,7 @@ def claims(counts: MiniBatchCounts) -> ResultTable:
         " difference in accuracy is depends on the data: that is judged at the published scale"
         " alone."
     )
-    return ResultTable("claims", "The published claims", _COLUMNS, tuple(rows), note)
+    return table("claims", "The published claims", _COLUMNS, rows, note)
 
 
 def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ def _of(counts: MiniBatchCounts, application: str) -> list[dict[str, Any]]:
         *_of_survivors(runs, application, published),
         *_of_progress(runs, application),
     ]
-    about = {APPLICATION.key: counts.named(application)}
+    about = {"application": counts.named(application)}
     return [
         about
         | {

@@ -12,8 +12,8 @@ from ecrl_cli.config.studies import MiniBatchFailure
 from ecrl_cli.metrics.statistics import paired, ratio_interval, ratio_of_means, summary
 from ecrl_cli.replication.mini_batch.cells import ScenarioTrial, planned
 from ecrl_cli.replication.mini_batch.sizes import PAPER, SIZES, Size
-from ecrl_cli.studies.frame.result import ResultColumn
 from ecrl_cli.studies.frame.study import Record
+from ecrl_cli.studies.frame.tables import Cells, item
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ STRATEGIES = {
     "lossy_forward": "Lossy forward",
     "skip": "Skip",
 }
-APPLICATION = ResultColumn("application", "application")
-PUBLISHED_AT = ResultColumn("published", "published mini-batch", "count")
-HERE = ResultColumn("mini_batch", "mini-batch here", "count")
+APPLICATION = item("application", "application")
+PUBLISHED_AT = item("published", "published mini-batch", "count")
+HERE = item("mini_batch", "mini-batch here", "count")
 Run = dict[str, Any]
 
 
@@ -154,9 +154,9 @@ class ScenarioRuns:
     def about(self) -> Run:
         """The columns of a row that name this case."""
         return {
-            APPLICATION.key: named(self.application, self.size),
-            PUBLISHED_AT.key: self.published,
-            HERE.key: self.mini_batch,
+            "application": named(self.application, self.size),
+            "published": self.published,
+            "mini_batch": self.mini_batch,
         }
 
     def cells(self, cell: ScenarioTrial) -> list[Run]:
@@ -272,11 +272,11 @@ def spread(values: Sequence[float], key: str) -> dict[str, Any]:
     return {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
 
 
-def spread_columns(key: str, text: str, kind: str) -> tuple[ResultColumn, ...]:
+def spread_columns(key: str, text: str, kind: str) -> tuple[Cells, ...]:
     return (
-        ResultColumn(key, text, kind),
-        ResultColumn(f"{key}_low", f"{text}, 95% low", kind),
-        ResultColumn(f"{key}_high", f"{text}, 95% high", kind),
+        item(key, text, kind),
+        item(f"{key}_low", f"{text}, 95% low", kind),
+        item(f"{key}_high", f"{text}, 95% high", kind),
     )
 
 

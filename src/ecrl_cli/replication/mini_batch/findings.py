@@ -4,7 +4,8 @@ whatever the accuracies are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ecrl_cli.config.studies import MiniBatchFailure
@@ -14,7 +15,6 @@ from ecrl_cli.replication.mini_batch import tables
 from ecrl_cli.replication.mini_batch.cells import ScenarioTrial, corrections
 from ecrl_cli.replication.mini_batch.claims import claims
 from ecrl_cli.replication.mini_batch.counts import (
-    APPLICATION,
     APPLICATIONS,
     MiniBatchCounts,
     Run,
@@ -47,24 +47,15 @@ def _evolutions(counts: MiniBatchCounts) -> list[Figure]:
         for place, name in ((1, "accuracy"), (2, "loss")):
             columns = [[run[index][place] for run in evolutions] for index in range(len(at))]
             if all(value is not None for column in columns for value in column):
-                series = _series(
-                    f"held-out {name}", [spread(column, "y") for column in columns], "y", at
-                )
+                spreads = [spread(column, "y") for column in columns]
+                series = (_series(f"held-out {name}", spreads, "y", at),)
                 title = (
                     f"{counts.named(application)} without failures: held-out {name}, mean of"
                     f" {len(evolutions)} runs"
                 )
-                found.append(
-                    Figure(
-                        f"evolution-{application}-{name}",
-                        title,
-                        "lines",
-                        "mini-batch",
-                        name,
-                        (series,),
-                        marks=marks,
-                    )
-                )
+                axes = ("lines", "mini-batch", name)
+                ident = f"evolution-{application}-{name}"
+                found.append(Figure(ident, title, *axes, series, marks=marks))
     return found
 
 
@@ -72,21 +63,12 @@ def _replay(counts: MiniBatchCounts) -> Figure:
     """Published figure 2c: the replay."""
     rows = tables.replay(counts).rows
     names = {"measured": "replay", "predicted": "replay, predicted", "epoch": "whole epoch"}
-    series = (
-        tuple(Series(text, tuple(row[key] for row in rows)) for key, text in names.items())
-        if rows
-        else ()
+    series = tuple(
+        Series(text, tuple(row[key] for row in rows)) for key, text in names.items() if rows
     )
     categories = tuple(f"{row['application']}, mini-batch {row['mini_batch']:,}" for row in rows)
-    return Figure(
-        "replay",
-        "Replay after a restart from the epoch's checkpoint",
-        "bars",
-        "scenario",
-        "seconds",
-        series,
-        categories=categories,
-    )
+    title = "Replay after a restart from the epoch's checkpoint"
+    return Figure("replay", title, "bars", "scenario", "seconds", series, categories)
 
 
 def _scenarios(counts: MiniBatchCounts) -> list[Figure]:
@@ -94,32 +76,16 @@ def _scenarios(counts: MiniBatchCounts) -> list[Figure]:
     found = []
     rows = tables.accuracy(counts).rows
     for case in counts.cases:
-        mine = [
-            row
-            for row in rows
-            if (row["application"], row["published"])
-            == (case.about[APPLICATION.key], case.published)
-        ]
-        name, title = f"{case.application}-{case.published}", case.label
-        found.append(
-            _bars(
-                f"accuracy-{name}",
-                f"{title}: held-out accuracy after it",
-                "held-out accuracy",
-                mine,
-                "accuracy",
-            )
-        )
+        place = (case.about["application"], case.published)
+        mine = [row for row in rows if (row["application"], row["published"]) == place]
         timed = [row for row in mine if row.get("slowdown") is not None]
-        found.append(
-            _bars(
-                f"slowdown-{name}",
-                f"{title}: duration by that without the failure",
-                "times as long",
-                timed,
-                "slowdown",
-            )
-        )
+        name = f"{case.application}-{case.published}"
+        accuracy = f"{case.label}: held-out accuracy after it"
+        slowdown = f"{case.label}: duration by that without the failure"
+        found += [
+            _bars(f"accuracy-{name}", accuracy, "held-out accuracy", mine, "accuracy"),
+            _bars(f"slowdown-{name}", slowdown, "times as long", timed, "slowdown"),
+        ]
     return found
 
 
@@ -133,15 +99,8 @@ def _ends(counts: MiniBatchCounts) -> list[Figure]:
             for row in rows
             if row["application"] == name and row["n"] > 1
         ]
-        found.append(
-            _bars(
-                f"end-{application}",
-                f"{name}: final held-out accuracy",
-                "held-out accuracy",
-                mine,
-                "accuracy",
-            )
-        )
+        title = f"{name}: final held-out accuracy"
+        found.append(_bars(f"end-{application}", title, "held-out accuracy", mine, "accuracy"))
     return found
 
 
@@ -155,7 +114,7 @@ def _bars(name: str, title: str, y_label: str, rows: Sequence[dict[str, Any]], k
         for row in rows
     ]
     categories = tuple(f"{row['state']}{change}" for row, change in zip(rows, changes, strict=True))
-    return Figure(name, title, "bars", "state", y_label, series, categories=categories)
+    return Figure(name, title, "bars", "state", y_label, series, categories)
 
 
 def _series(
@@ -175,17 +134,8 @@ def _series(
 
 
 def gates(counts: MiniBatchCounts) -> tuple[Gate, ...]:
-    found = [
-        _planned(counts),
-        _casualties(counts),
-        _masked(counts),
-        _moved(counts),
-        _exact(counts),
-        _inexact(counts),
-        *_forward(counts),
-    ]
-    found += [*_lost_samples(counts), *_long(counts), *_dormant(counts)]
-    return tuple(gate for gate in found if gate is not None)
+    rules = (gate for rule in RULES if (gate := rule(counts)) is not None)
+    return (_planned(counts), *rules, *_long(counts), *_dormant(counts))
 
 
 def _none(name: str, wrong: Iterable[str], of: int, what: str) -> Gate:
@@ -229,160 +179,139 @@ def due(cell: ScenarioTrial, workers: int) -> list[int]:
     )
 
 
-def _casualties(counts: MiniBatchCounts) -> Gate:
-    every = list(counts.every())
-    wrong = [
-        _named(case, found)
-        for case, found in every
-        if found["contributed"] != due(cell_of(found), counts.config.replicas)
-    ]
-    return _none("casualties", wrong, len(every), "cells had other contributors than planned")
+Test = Callable[[MiniBatchCounts, ScenarioRuns, Run], Any]
 
 
-def _masking(counts: MiniBatchCounts) -> Iterator[tuple[ScenarioRuns, Run, bool]]:
-    """The cells in which some layers must not move, and whether the update was masked there."""
-    for case, found in counts.every():
-        if found["percent"] and found["strategy"] != "lossy_forward":
-            yield case, found, corrections(counts.config, found["flipped"]).mask
-
-
-def _masked(counts: MiniBatchCounts) -> Gate | None:
-    tried = [(case, found) for case, found, masked in _masking(counts) if masked]
-    wrong = [_named(case, found) for case, found in tried if not found["kept"]]
-    return (
-        _none(
-            "masked",
-            wrong,
-            len(tried),
-            "masked updates moved a bit of what they were to leave alone",
-        )
-        if tried
-        else None
-    )
-
-
-def _moved(counts: MiniBatchCounts) -> Gate | None:
-    """Updates with zero gradients must move the state under momentum or weight decay; otherwise the
-    masking gate could not fail.
+@dataclass(frozen=True)
+class CellRule:
+    """A gate over the cells that pass `tried`: none may be `wrong`. Without such a cell there is no
+    gate, unless it is there `always` or one of the cells is `needed`: then it fails.
     """
-    unmasked = [(case, found) for case, found, masked in _masking(counts) if not masked]
-    tried = [
-        each
-        for each in unmasked
-        if each[0].size.optimizer.momentum or each[0].size.optimizer.weight_decay
-    ]
-    wrong = [_named(case, found) for case, found in tried if found["kept"]]
-    return (
-        _none("zero gradients", wrong, len(tried), "updates with gradients of zero moved nothing")
-        if tried
-        else None
-    )
+
+    name: str
+    tried: Test
+    wrong: Test
+    what: str
+    always: bool = False
+    needed: Callable[[Run], Any] = lambda found: False
+    reason: Callable[[Run], str] = lambda found: ""
+
+    def __call__(self, counts: MiniBatchCounts) -> Gate | None:
+        cells = list(counts.every())
+        tried = [(case, found) for case, found in cells if self.tried(counts, case, found)]
+        wrong = [
+            _named(case, found) + self.reason(found)
+            for case, found in tried
+            if self.wrong(counts, case, found)
+        ]
+        if tried or self.always or any(self.needed(found) for _, found in cells):
+            return _none(self.name, wrong, len(tried), self.what)
+        return None
 
 
-def _exact(counts: MiniBatchCounts) -> Gate | None:
-    tried = [(case, found) for case, found in counts.every() if found["strategy"] in EXACT]
-    wrong = [_named(case, found) for case, found in tried if not case.exact(found)]
-    return (
-        _none("exact", wrong, len(tried), "exact recoveries ended in another state than Baseline")
-        if tried
-        else None
-    )
+def _stays(counts: MiniBatchCounts, found: Run, *, masked: bool) -> bool:
+    """Whether some layers must not move in this cell, and the update was masked there or not."""
+    backward = found["percent"] and found["strategy"] != "lossy_forward"
+    return backward and corrections(counts.config, found["flipped"]).mask is masked
 
 
-def _inexact(counts: MiniBatchCounts) -> Gate | None:
-    """Half-updated states must not compare as exact; otherwise the comparison is blind."""
-    tried = [
-        (case, found)
-        for case, found in counts.every()
-        if found["strategy"] not in EXACT and found["percent"]
-    ]
-    wrong = [_named(case, found) for case, found in tried if case.exact(found)]
-    return (
-        _none("inexact", wrong, len(tried), "recoveries from a half-updated state passed for exact")
-        if tried
-        else None
-    )
+def _struck_forward(found: Run) -> bool:
+    return found["strategy"] == "half_updated_rollback" and not found["percent"]
 
 
-def _forward(counts: MiniBatchCounts) -> Iterator[Gate]:
-    """A failure in the forward pass is exact only with buffers rolled back or absent, contrary to
-    the published study.
-    """
-    tried = [
-        each
-        for each in counts.every()
-        if each[1]["strategy"] == "half_updated_rollback" and not each[1]["percent"]
-    ]
-    if not tried:
-        return
-    rolled = [
-        (case, found)
-        for case, found in tried
-        if corrections(counts.config, found["flipped"]).buffers or case.application == "nt3"
-    ]
-    moved = [each for each in tried if each not in rolled]
-    wrong = [_named(case, found) for case, found in rolled if not case.exact(found)]
-    yield _none(
-        "forward", wrong, len(rolled), "failures in forward ended in another state than Baseline"
-    )
-    if moved:
-        wrong = [_named(case, found) for case, found in moved if case.exact(found)]
-        yield _none(
-            "forward is not read-only",
-            wrong,
-            len(moved),
-            "failures in forward passed for exact although BatchNorm had moved",
-        )
+def _in_forward(counts: MiniBatchCounts, case: ScenarioRuns, found: Run, *, rolled: bool) -> bool:
+    """Whether the failure came in the forward pass, and buffers were rolled back or absent."""
+    buffers = corrections(counts.config, found["flipped"]).buffers or case.application == "nt3"
+    return _struck_forward(found) and buffers is rolled
 
 
-def _lost_samples(counts: MiniBatchCounts) -> Iterator[Gate]:
-    every = list(counts.every())
-    wrong = [
-        f"{_named(case, found)}: {found['unaccounted'][0]}"
-        for case, found in every
-        if found["unaccounted"]
-    ]
-    yield _none(
+RULES = (
+    CellRule(
+        "casualties",
+        lambda counts, case, found: True,
+        lambda counts, case, found: (
+            found["contributed"] != due(cell_of(found), counts.config.replicas)
+        ),
+        "cells had other contributors than planned",
+        always=True,
+    ),
+    CellRule(
+        "masked",
+        lambda counts, case, found: _stays(counts, found, masked=True),
+        lambda counts, case, found: not found["kept"],
+        "masked updates moved a bit of what they were to leave alone",
+    ),
+    # Under momentum or weight decay; otherwise the masking gate could not fail.
+    CellRule(
+        "zero gradients",
+        lambda counts, case, found: (
+            _stays(counts, found, masked=False)
+            and (case.size.optimizer.momentum or case.size.optimizer.weight_decay)
+        ),
+        lambda counts, case, found: found["kept"],
+        "updates with gradients of zero moved nothing",
+    ),
+    CellRule(
+        "exact",
+        lambda counts, case, found: found["strategy"] in EXACT,
+        lambda counts, case, found: not case.exact(found),
+        "exact recoveries ended in another state than Baseline",
+    ),
+    # Half-updated states must not compare as exact; otherwise the comparison is blind.
+    CellRule(
+        "inexact",
+        lambda counts, case, found: found["strategy"] not in EXACT and found["percent"],
+        lambda counts, case, found: case.exact(found),
+        "recoveries from a half-updated state passed for exact",
+    ),
+    # A failure in the forward pass is exact only with buffers rolled back or absent, contrary to
+    # the published study.
+    CellRule(
+        "forward",
+        lambda counts, case, found: _in_forward(counts, case, found, rolled=True),
+        lambda counts, case, found: not case.exact(found),
+        "failures in forward ended in another state than Baseline",
+        needed=_struck_forward,
+    ),
+    CellRule(
+        "forward is not read-only",
+        lambda counts, case, found: _in_forward(counts, case, found, rolled=False),
+        lambda counts, case, found: case.exact(found),
+        "failures in forward passed for exact although BatchNorm had moved",
+    ),
+    CellRule(
         "ledger",
-        wrong,
-        len(every),
+        lambda counts, case, found: True,
+        lambda counts, case, found: found["unaccounted"],
         "cells have samples that are neither applied once nor on record",
-    )
-    needed = [(case, found) for case, found in every if found["lost"] or found["repeated"]]
-    if needed:
-        blind = [_named(case, found) for case, found in needed if found["blind"]]
-        yield _none(
-            "ledger, planted", blind, len(needed), "missing lost-samples records went unnoticed"
-        )
+        always=True,
+        reason=lambda found: f": {found['unaccounted'][0]}",
+    ),
+    CellRule(
+        "ledger, planted",
+        lambda counts, case, found: found["lost"] or found["repeated"],
+        lambda counts, case, found: found["blind"],
+        "missing lost-samples records went unnoticed",
+    ),
+)
 
 
 def _long(counts: MiniBatchCounts) -> Iterator[Gate]:
-    arms = [(record, arm) for record in counts.longs for arm in record.found["arms"]]
+    arms = [
+        (f"{record.key}: {arm['strategy']} {arm['often']}", arm)
+        for record in counts.longs
+        for arm in record.found["arms"]
+    ]
     if not arms:
         return
-    names = [f"{record.key}: {arm['strategy']} {arm['often']}" for record, arm in arms]
-    wrong = [
-        f"{name}: {arm['unaccounted'][0]}"
-        for name, (_, arm) in zip(names, arms, strict=True)
-        if arm["unaccounted"]
-    ]
-    yield _none(
-        "long run, ledger",
-        wrong,
-        len(arms),
-        "runs have samples that are neither applied once nor on record",
-    )
-    exact = [
-        (name, arm) for name, (_, arm) in zip(names, arms, strict=True) if arm["strategy"] in EXACT
-    ]
+    wrong = [f"{name}: {arm['unaccounted'][0]}" for name, arm in arms if arm["unaccounted"]]
+    what = "runs have samples that are neither applied once nor on record"
+    yield _none("long run, ledger", wrong, len(arms), what)
+    exact = [(name, arm) for name, arm in arms if arm["strategy"] in EXACT]
     if exact:
         wrong = [name for name, arm in exact if not arm["same"]]
-        yield _none(
-            "long run, exact",
-            wrong,
-            len(exact),
-            "runs with exact recoveries ended in another state than the run without a failure",
-        )
+        what = "runs with exact recoveries ended in another state than the run without a failure"
+        yield _none("long run, exact", wrong, len(exact), what)
 
 
 def _dormant(counts: MiniBatchCounts) -> Iterator[Gate]:
@@ -415,20 +344,9 @@ _GUESS = 1.2  # accuracy as a multiple of chance; below it the model counts as u
 
 def findings(config: MiniBatchFailure, records: Sequence[Record]) -> Findings:
     counts = MiniBatchCounts(config, records)
-    found = (
-        *(
-            claims(counts),
-            tables.accuracy(counts),
-            tables.scenarios(counts),
-            tables.properties(counts),
-            tables.replay(counts),
-            tables.corrections(counts),
-        ),
-        *(tables.model(counts), tables.outliers(counts)),
-        *(tables.long_run(counts), tables.dormant(counts), tables.lost_samples(counts)),
-    )
+    found = (claims, *tables.ORDER)
     return Findings(
-        tables=tuple(table for table in found if table.rows),
+        tables=tuple(made for make in found if (made := make(counts)).rows),
         figures=figures(counts),
         gates=gates(counts),
         notes=tuple(_notes(counts)),

@@ -16,6 +16,7 @@ from ecrl_cli.replication.mini_batch.counts import (
     APPLICATION,
     HERE,
     PUBLISHED_AT,
+    SECONDS,
     STARTS,
     STRATEGIES,
     MeasuredParts,
@@ -31,8 +32,13 @@ from ecrl_cli.replication.mini_batch.counts import (
     spread,
     spread_columns,
 )
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import ResultTable
+from ecrl_cli.studies.frame.tables import Cells, grouped, item, items, table
 
+STRUCK = (
+    item("strategy", "strategy"),
+    item("percent", "failure at, % of the gradients", "count"),
+)
 CORRECTED = {
     "mask": "the update is masked; published: gradients of zero",
     "buffers": "a rollback takes BatchNorm's buffers back; published: forward is read-only",
@@ -47,13 +53,12 @@ def accuracy(counts: MiniBatchCounts) -> ResultTable:
         APPLICATION,
         PUBLISHED_AT,
         HERE,
-        ResultColumn("state", "state"),
-        ResultColumn("n", "seeds", "count"),
+        item("state", "state"),
+        item("n", "seeds", "count"),
         *spread_columns("accuracy", "held-out accuracy", "share"),
         *AGAINST_COLUMNS,
         *spread_columns("slowdown", "slowdown to Baseline", "number"),
-        ResultColumn("lost", "lost (sample, layer) pairs", "share"),
-        ResultColumn("repeated", "repeated ones", "share"),
+        *items("share", lost="lost (sample, layer) pairs", repeated="repeated ones"),
     )
     note = (
         "Accuracy after the mini-batch of the scenario, intervals over the seeds. F-25%: a quarter"
@@ -61,48 +66,30 @@ def accuracy(counts: MiniBatchCounts) -> ResultTable:
         " applied. Slowdown: processor time of the mini-batch under the strategy by that without"
         " the failure, all strategies in turn; of a checkpoint restart the replay alone."
     )
-    return ResultTable(
-        "accuracy",
-        "Accuracy and overhead after the failed mini-batch, by strategy",
-        columns,
-        tuple(rows),
-        note,
-    )
+    title = "Accuracy and overhead after the failed mini-batch, by strategy"
+    return table("accuracy", title, columns, rows, note)
 
 
 def _rows(counts: MiniBatchCounts, case: ScenarioRuns) -> list[dict[str, Any]]:
-    about = case.about
     baselines, seconds = case.baselines("accuracy"), case.baselines("seconds")
     before = [run["before"]["accuracy"] for run in case.runs]
+
+    def row(state: str, reached: list[float], **more: Any) -> dict[str, Any]:
+        named = {"state": state, "n": len(reached)}
+        return case.about | named | spread(reached, "accuracy") | more
+
     rows = [
-        about
-        | {
-            "state": "Before",
-            "n": len(before),
-            **spread(before, "accuracy"),
-            **against(before, baselines),
-        }
+        row("Before", before, **against(before, baselines)),
+        row("Baseline", baselines, slowdown=1.0),
     ]
-    rows.append(
-        about
-        | {
-            "state": "Baseline",
-            "n": len(before),
-            **spread(baselines, "accuracy"),
-            "slowdown": 1.0,
-        }
-    )
-    for cell in (each for each in counts.plan() if not each.flipped and case.whole(each)):
-        found = case.cells(cell)
-        reached = [each["accuracy"] for each in found]
-        row = about | {
-            "state": label(cell),
-            "n": len(found),
-            **spread(reached, "accuracy"),
-            **against(reached, baselines),
-        }
-        row |= slowdown([each["seconds"] for each in found], seconds)
-        rows.append(row | {key: found[0][key] for key in ("lost", "repeated")})
+    for cell in counts.plan():
+        if cell.flipped or not case.whole(cell):
+            continue
+        runs = case.cells(cell)
+        reached = [run["accuracy"] for run in runs]
+        took = slowdown([run["seconds"] for run in runs], seconds)
+        lost = {key: runs[0][key] for key in ("lost", "repeated")}
+        rows.append(row(label(cell), reached, **against(reached, baselines), **took, **lost))
     return rows
 
 
@@ -112,23 +99,22 @@ def scenarios(counts: MiniBatchCounts) -> ResultTable:
     for case in counts.cases:
         size, workers = case.size, counts.config.replicas
         epoch = (case.mini_batch - 1) // size.per_epoch(workers)
-        row = case.about | {
-            "published_epoch": _EPOCHS[case.published],
-            "epoch": epoch,
-            "of": size.mini_batches(workers),
-        }
         rows.append(
-            row
+            case.about
+            | {
+                "published_epoch": _EPOCHS[case.published],
+                "epoch": epoch,
+                "of": size.mini_batches(workers),
+            }
             | spread([run["before"]["accuracy"] for run in case.runs], "before")
             | spread(case.baselines("accuracy"), "baseline")
         )
     columns = (
         APPLICATION,
         PUBLISHED_AT,
-        ResultColumn("published_epoch", "published epoch", "count"),
+        item("published_epoch", "published epoch", "count"),
         HERE,
-        ResultColumn("epoch", "its epoch", "count"),
-        ResultColumn("of", "of", "count"),
+        *items("count", epoch="its epoch", of="of"),
         *spread_columns("before", "accuracy before", "share"),
         *spread_columns("baseline", "accuracy after it without a failure", "share"),
     )
@@ -136,7 +122,7 @@ def scenarios(counts: MiniBatchCounts) -> ResultTable:
         "NT3's 500th mini-batch lies in epoch 8 with 56 mini-batches an epoch (1,120 / 20), as the"
         " published text says; with the 55 of the published table it would be the 9th."
     )
-    return ResultTable("scenarios", "The scenarios", columns, tuple(rows), note)
+    return table("scenarios", "The scenarios", columns, rows, note)
 
 
 _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
@@ -144,37 +130,36 @@ _EPOCHS = {200: 0, 4_000: 10, 10_000: 25, 25_000: 64, 10: 0, 250: 4, 500: 8}
 
 def corrections(counts: MiniBatchCounts) -> ResultTable:
     """The effect of each correction: the same cells and seeds with and without it."""
-    rows = []
-    for application in counts.applications:
-        for name in CORRECTIONS:
-            for cell in dict.fromkeys(
-                _without_numbers(each) for each in counts.plan() if each.flipped == name
-            ):
-                rows.append(
-                    {
-                        "application": counts.named(application),
-                        "correction": CORRECTED[name],
-                        **_both(counts, application, cell),
-                    }
-                )
+    cells = dict.fromkeys(
+        _without_numbers(cell)
+        for name in CORRECTIONS
+        for cell in counts.plan()
+        if cell.flipped == name
+    )
+    rows = [
+        _both(counts, application, cell) for application in counts.applications for cell in cells
+    ]
     columns = (
         APPLICATION,
-        ResultColumn("correction", "correction"),
-        ResultColumn("strategy", "strategy"),
-        ResultColumn("percent", "failure at, % of the gradients", "count"),
-        ResultColumn("cells", "cells, over seeds and scenarios", "count"),
-        ResultColumn("changed", "of which end in another state", "count"),
-        ResultColumn("corrected", "mean accuracy, corrected", "share"),
-        ResultColumn("other", "mean accuracy, the other way", "share"),
+        item("correction", "correction"),
+        *STRUCK,
+        *items(
+            "count",
+            cells="cells, over seeds and scenarios",
+            changed="of which end in another state",
+        ),
+        *items(
+            "share",
+            corrected="mean accuracy, corrected",
+            other="mean accuracy, the other way",
+        ),
         *spread_columns("difference", "the other way less corrected, in points", "change"),
     )
     note = (
         "Pairs of one run. Plain SGD does not move under a gradient of zero, and a network without"
         " BatchNorm has no such buffers: there nothing changes."
     )
-    return ResultTable(
-        "corrections", "What difference the corrections make", columns, tuple(rows), note
-    )
+    return table("corrections", "What difference the corrections make", columns, rows, note)
 
 
 def _without_numbers(cell: ScenarioTrial) -> ScenarioTrial:
@@ -193,27 +178,28 @@ def _both(counts: MiniBatchCounts, application: str, cell: ScenarioTrial) -> dic
     if not getattr(counts.config, cell.flipped):
         pairs = [(other, usual) for usual, other in pairs]
     corrected, published = ([each[side]["accuracy"] for each in pairs] for side in (0, 1))
-    found = against(published, corrected)
-    row = {"strategy": STRATEGIES[cell.strategy], "percent": cell.percent, "cells": len(pairs)}
-    row |= {"changed": sum(one["digest"] != other["digest"] for one, other in pairs)}
-    row |= {"corrected": spread(corrected, "x")["x"], "other": spread(published, "x")["x"]}
-    return row | {key: found[key] for key in ("difference", "difference_low", "difference_high")}
+    return {
+        "application": counts.named(application),
+        "correction": CORRECTED[cell.flipped],
+        "strategy": STRATEGIES[cell.strategy],
+        "percent": cell.percent,
+        "cells": len(pairs),
+        "changed": sum(one["digest"] != other["digest"] for one, other in pairs),
+        "corrected": summary(corrected).mean,
+        "other": summary(published).mean,
+        **against(published, corrected),
+    }
 
 
 def model(counts: MiniBatchCounts) -> ResultTable:
     """Predicted from the measured parts of the same scenario and run, over all scenarios."""
     rows = []
     for parts in measured(counts.records):
-        tried = list(counts.tried(parts.application))
-        for strategy, percent in dict.fromkeys(
-            (found["strategy"], found["percent"]) for _, found in tried
-        ):
-            pairs = [
-                (run, found)
-                for run, found in tried
-                if (found["strategy"], found["percent"]) == (strategy, percent)
-            ]
-            row: dict[str, Any] = {
+        tried = grouped(
+            counts.tried(parts.application), lambda pair: (pair[1]["strategy"], pair[1]["percent"])
+        )
+        for (strategy, percent), pairs in tried.items():
+            row = {
                 "application": counts.named(parts.application),
                 "strategy": STRATEGIES[strategy],
                 "percent": percent,
@@ -221,14 +207,13 @@ def model(counts: MiniBatchCounts) -> ResultTable:
             rows.append(row | _beside(pairs, parts.restart_s if strategy in STARTS else 0.0))
     columns = (
         APPLICATION,
-        ResultColumn("strategy", "strategy"),
-        ResultColumn("percent", "failure at, % of the gradients", "count"),
-        ResultColumn("n", "cells, over seeds and scenarios", "count"),
+        *STRUCK,
+        item("n", "cells, over seeds and scenarios", "count"),
         *spread_columns("measured", "measured", "seconds"),
-        ResultColumn("predicted", "predicted", "seconds"),
+        item("predicted", "predicted", "seconds"),
         *spread_columns("error", "prediction against measured", "change"),
-        ResultColumn("overhead", "overhead of a failure, with the restart", "seconds"),
-        ResultColumn("times", "in mini-batches", "number"),
+        item("overhead", "overhead of a failure, with the restart", "seconds"),
+        item("times", "in mini-batches", "number"),
     )
     note = (
         "Predicted from three parts, measured in turn with the strategies: the mini-batch without a"
@@ -239,9 +224,7 @@ def model(counts: MiniBatchCounts) -> ResultTable:
         " above where processes start anew; lossy forward and skip go on without newcomers. Without"
         " communication."
     )
-    return ResultTable(
-        "model", "The performance model beside what was measured", columns, tuple(rows), note
-    )
+    return table("model", "The performance model beside what was measured", columns, rows, note)
 
 
 def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
@@ -257,19 +240,17 @@ def _beside(pairs: list[tuple[Run, Run]], restart_s: float) -> dict[str, Any]:
         for once, (run, found) in zip(whole, pairs, strict=True)
     ]
     low, high = ratio_interval(predicted, seconds) or (None, None)
-    error: dict[str, float | None] = {"error": ratio_of_means(predicted, seconds) - 1}
-    error |= {
-        "error_low": None if low is None else low - 1,
-        "error_high": None if high is None else high - 1,
-    }
     overhead = summary(seconds).mean - summary(whole).mean + restart_s
-    row = {
+    return {
         "n": len(pairs),
         **spread(seconds, "measured"),
         "predicted": summary(predicted).mean,
-        **error,
+        "error": ratio_of_means(predicted, seconds) - 1,
+        "error_low": None if low is None else low - 1,
+        "error_high": None if high is None else high - 1,
+        "overhead": overhead,
+        "times": overhead / summary(whole).mean,
     }
-    return row | {"overhead": overhead, "times": overhead / summary(whole).mean}
 
 
 def outliers(counts: MiniBatchCounts) -> ResultTable:
@@ -279,16 +260,10 @@ def outliers(counts: MiniBatchCounts) -> ResultTable:
     rows = []
     for application in counts.applications:
         lossy = [
-            each for each in counts.tried(application) if each[1]["strategy"] == "lossy_forward"
+            pair for pair in counts.tried(application) if pair[1]["strategy"] == "lossy_forward"
         ]
-        for number, lost in sorted(
-            {(found["survivors"], found["outlier_lost"]) for _, found in lossy}
-        ):
-            group = [
-                (run, found)
-                for run, found in lossy
-                if (found["survivors"], found["outlier_lost"]) == (number, lost)
-            ]
+        by = grouped(lossy, lambda pair: (pair[1]["survivors"], pair[1]["outlier_lost"]))
+        for (number, lost), group in sorted(by.items()):
             away = [abs(found["accuracy"] - run["baseline"]["accuracy"]) for run, found in group]
             off = [found["off"] for _, found in group if found["off"] is not None]
             row = {
@@ -300,9 +275,9 @@ def outliers(counts: MiniBatchCounts) -> ResultTable:
             rows.append(row | (spread(off, "off") if off else {}) | spread(away, "away"))
     columns = (
         APPLICATION,
-        ResultColumn("survivors", "survivors", "count"),
-        ResultColumn("outlier", "most unusual worker"),
-        ResultColumn("n", "cells, over seeds, scenarios and shares", "count"),
+        item("survivors", "survivors", "count"),
+        item("outlier", "most unusual worker"),
+        item("n", "cells, over seeds, scenarios and shares", "count"),
         *spread_columns("off", "survivors' average from everybody's, by its length", "number"),
         *spread_columns("away", "distance to Baseline in accuracy, in points", "change"),
     )
@@ -311,34 +286,28 @@ def outliers(counts: MiniBatchCounts) -> ResultTable:
         " gradients lie farthest from the average of all. Cells of one run are not independent: the"
         " intervals are too narrow."
     )
-    return ResultTable(
-        "outliers", "What lossy forward leaves out of the average", columns, tuple(rows), note
-    )
+    return table("outliers", "What lossy forward leaves out of the average", columns, rows, note)
+
+
+def _beside_published(key: str, text: str, kind: str) -> tuple[Cells, Cells]:
+    return item(key, text, kind), item(f"published_{key}", "published", kind)
 
 
 def properties(counts: MiniBatchCounts) -> ResultTable:
     """Published Table I."""
-    rows = [_property(counts, parts) for parts in measured(counts.records)]
     columns = (
         APPLICATION,
-        ResultColumn("bytes", "model size", "bytes"),
-        ResultColumn("published_size", "published model size"),
-        ResultColumn("layers", "layers (parameter tensors)", "count"),
-        ResultColumn("published_layers", "published layers", "count"),
-        ResultColumn("batch", "mini-batch per worker", "count"),
-        ResultColumn("published_batch", "published", "count"),
-        ResultColumn("per_epoch", "mini-batches per epoch", "count"),
-        ResultColumn("published_per_epoch", "published", "count"),
-        ResultColumn("epochs", "epochs", "count"),
-        ResultColumn("published_epochs", "published", "count"),
-        ResultColumn("mini_batch_s", "mean mini-batch", "seconds"),
-        ResultColumn("published_mini_batch_s", "published", "seconds"),
-        ResultColumn("init_s", "initialisation", "seconds"),
-        ResultColumn("published_init_s", "published", "seconds"),
-        ResultColumn("checkpoint_s", "checkpoint", "seconds"),
-        ResultColumn("published_checkpoint_s", "published", "seconds"),
-        ResultColumn("restart_s", "restart", "seconds"),
-        ResultColumn("published_restart_s", "published", "seconds"),
+        item("bytes", "model size", "bytes"),
+        item("published_size", "published model size"),
+        item("layers", "layers (parameter tensors)", "count"),
+        item("published_layers", "published layers", "count"),
+        *_beside_published("batch", "mini-batch per worker", "count"),
+        *_beside_published("per_epoch", "mini-batches per epoch", "count"),
+        *_beside_published("epochs", "epochs", "count"),
+        *_beside_published("mini_batch_s", "mean mini-batch", "seconds"),
+        *_beside_published("init_s", "initialisation", "seconds"),
+        *_beside_published("checkpoint_s", "checkpoint", "seconds"),
+        *_beside_published("restart_s", "restart", "seconds"),
     )
     note = (
         "Published Table I beside ours. Its sizes and numbers of layers look swapped between the"
@@ -348,33 +317,24 @@ def properties(counts: MiniBatchCounts) -> ResultTable:
         " libraries; restart: that, and reading the checkpoint. A checkpoint counts until it is"
         " durable."
     )
-    return ResultTable(
-        "properties",
-        "The applications and what does not depend on the scenario",
-        columns,
-        tuple(rows),
-        note,
-    )
+    rows = [_property(counts, parts) for parts in measured(counts.records)]
+    title = "The applications and what does not depend on the scenario"
+    return table("properties", title, columns, rows, note)
 
 
 def _property(counts: MiniBatchCounts, parts: MeasuredParts) -> dict[str, Any]:
-    size = counts.of(parts.application)[0].size
-    printed = {
-        f"published_{key}": value
-        for key, value in asdict(PUBLISHED[parts.application]).items()
-        if key != "name"
-    }
-    row: dict[str, Any] = {
+    size, printed = counts.of(parts.application)[0].size, asdict(PUBLISHED[parts.application])
+    return {
+        **{f"published_{key}": value for key, value in printed.items()},
         "application": counts.named(parts.application),
         "bytes": parts.model_bytes,
         "layers": parts.layers,
         "batch": size.batch,
+        "per_epoch": parts.mini_batches_per_epoch,
+        "epochs": size.epochs,
+        **{key: getattr(parts, key) for key in SECONDS if key != "load_s"},
+        "restart_s": parts.restart_s,
     }
-    row |= {"per_epoch": parts.mini_batches_per_epoch, "epochs": size.epochs}
-    row |= {
-        key: getattr(parts, key) for key in ("mini_batch_s", "init_s", "checkpoint_s", "restart_s")
-    }
-    return row | printed
 
 
 def replay(counts: MiniBatchCounts) -> ResultTable:
@@ -384,20 +344,20 @@ def replay(counts: MiniBatchCounts) -> ResultTable:
         APPLICATION,
         PUBLISHED_AT,
         HERE,
-        ResultColumn("replayed", "mini-batches replayed", "count"),
-        ResultColumn("per_epoch", "of an epoch's", "count"),
+        item("replayed", "mini-batches replayed", "count"),
+        item("per_epoch", "of an epoch's", "count"),
         *spread_columns("measured", "replay", "seconds"),
-        ResultColumn("predicted", "predicted", "seconds"),
-        ResultColumn("error", "prediction against measured", "change"),
-        ResultColumn("epoch", "whole epoch", "seconds"),
+        item("predicted", "predicted", "seconds"),
+        item("error", "prediction against measured", "change"),
+        item("epoch", "whole epoch", "seconds"),
     )
     note = (
         "Processor time, as if the workers computed side by side. Predicted: mini-batches since the"
         " checkpoint times the mean mini-batch of the runs without failures. Expected of a random"
         " failure: half an epoch."
     )
-    return ResultTable(
-        "replay", "Replay after a restart from the epoch's checkpoint", columns, tuple(rows), note
+    return table(
+        "replay", "Replay after a restart from the epoch's checkpoint", columns, rows, note
     )
 
 
@@ -411,110 +371,82 @@ def _restarted(case: ScenarioRuns) -> list[dict[str, Any]]:
 
 
 def _replay(counts: MiniBatchCounts, case: ScenarioRuns) -> dict[str, Any]:
-    found, parts = (
-        _restarted(case),
-        next(each for each in measured(counts.records) if each.application == case.application),
-    )
-    seconds = [each["seconds"] for each in found]
-    predicted = found[0]["replayed"] * parts.mini_batch_s
-    row = case.about | {
-        "replayed": found[0]["replayed"],
+    cells = _restarted(case)
+    parts = next(p for p in measured(counts.records) if p.application == case.application)
+    seconds = [cell["seconds"] for cell in cells]
+    predicted = cells[0]["replayed"] * parts.mini_batch_s
+    return case.about | {
+        "replayed": cells[0]["replayed"],
         "per_epoch": parts.mini_batches_per_epoch,
         "predicted": predicted,
         "epoch": parts.mini_batches_per_epoch * parts.mini_batch_s,
+        **spread(seconds, "measured"),
+        "error": predicted / summary(seconds).mean - 1,
     }
-    return row | spread(seconds, "measured") | {"error": predicted / summary(seconds).mean - 1}
 
 
 def long_run(counts: MiniBatchCounts) -> ResultTable:
     """Results of the runs trained to the end."""
     rows = []
-    for application in dict.fromkeys(record.facts["application"] for record in counts.longs):
-        runs = [
-            record.found for record in counts.longs if record.facts["application"] == application
-        ]
-        whole = [run["baseline"]["accuracy"] for run in runs]
+    for application, longs in grouped(counts.longs, lambda r: r.facts["application"]).items():
+        runs = [record.found for record in longs]
         about = {"application": counts.named(application)}
-        rows.append(
-            about
-            | {
-                "state": "without a failure",
-                "failures": 0,
-                "n": len(whole),
-                **spread(whole, "accuracy"),
-            }
-        )
-        for strategy, often in dict.fromkeys(
-            (arm["strategy"], arm["often"]) for run in runs for arm in run["arms"]
-        ):
-            pairs = [
-                (arm, run["baseline"])
-                for run in runs
-                for arm in run["arms"]
-                if (arm["strategy"], arm["often"]) == (strategy, often)
-            ]
+        whole = [run["baseline"]["accuracy"] for run in runs]
+        rows.append(about | _reached("without a failure", 0, whole))
+        arms = [(arm, run["baseline"]) for run in runs for arm in run["arms"]]
+        by = grouped(arms, lambda pair: (pair[0]["strategy"], pair[0]["often"]))
+        for (strategy, _), pairs in by.items():
             reached = [arm["accuracy"] for arm, _ in pairs]
-            row = about | {
-                "state": STRATEGIES[strategy],
-                "failures": pairs[0][0]["failures"],
-                "n": len(pairs),
-                **spread(reached, "accuracy"),
-            }
-            rows.append(
-                row
-                | against(reached, [baseline["accuracy"] for _, baseline in pairs])
-                | {"exact": sum(arm["same"] for arm, _ in pairs)}
-            )
+            beside = against(reached, [baseline["accuracy"] for _, baseline in pairs])
+            exact = {"exact": sum(arm["same"] for arm, _ in pairs)}
+            row = _reached(STRATEGIES[strategy], pairs[0][0]["failures"], reached)
+            rows.append(about | row | beside | exact)
     columns = (
         APPLICATION,
-        ResultColumn("state", "recovery"),
-        ResultColumn("failures", "failures in the run", "count"),
-        ResultColumn("n", "seeds", "count"),
+        item("state", "recovery"),
+        item("failures", "failures in the run", "count"),
+        item("n", "seeds", "count"),
         *spread_columns("accuracy", "final held-out accuracy", "share"),
         *AGAINST_COLUMNS,
-        ResultColumn("exact", "end bit for bit where the run without does", "count"),
+        item("exact", "end bit for bit where the run without does", "count"),
     )
     note = (
         "Failures at the middle of the shares tried, under lossy forward with the middle number of"
         " survivors; from the next mini-batch on all workers are there again. Once: in the middle"
         " of the run; repeatedly: at equal distances."
     )
-    return ResultTable(
-        "long-run",
-        "Final accuracy of runs that went on after the recovery",
-        columns,
-        tuple(rows),
-        note,
-    )
+    title = "Final accuracy of runs that went on after the recovery"
+    return table("long-run", title, columns, rows, note)
+
+
+def _reached(state: str, failures: int, accuracies: list[float]) -> dict[str, Any]:
+    about = {"state": state, "failures": failures, "n": len(accuracies)}
+    return about | spread(accuracies, "accuracy")
 
 
 def dormant(counts: MiniBatchCounts) -> ResultTable:
-    found = counts.dormant
     words = {
         "all": "a mini-batch of four averages, everybody active",
         "dormant": "the same, one rank dormant for two of them",
         "leave": "a group made anew among those who are left",
         "return": "a group made anew among all, which gives the returned rank what it missed",
     }
-    rows = (
-        [
-            {"what": text, "n": len(found["seconds"][key]), **spread(found["seconds"][key], "took")}
-            for key, text in words.items()
-        ]
-        if found
-        else []
-    )
+    seconds = counts.dormant["seconds"] if counts.dormant else {}
+    rows = [
+        {"what": words[key], "n": len(seconds[key]), **spread(seconds[key], "took")}
+        for key in (words if seconds else ())
+    ]
     columns = (
-        ResultColumn("what", "what"),
-        ResultColumn("n", "times", "count"),
+        item("what", "what"),
+        item("n", "times", "count"),
         *spread_columns("took", "took", "seconds"),
     )
     note = (
         "Real processes over gloo on this machine, as rank 0 sees it. To leave or to come back a"
         " dormant rank says so with its next contribution: no call is made."
     )
-    return ResultTable(
-        "dormant", "A worker leaves and comes back within a mini-batch", columns, tuple(rows), note
+    return table(
+        "dormant", "A worker leaves and comes back within a mini-batch", columns, rows, note
     )
 
 
@@ -523,25 +455,40 @@ def lost_samples(counts: MiniBatchCounts) -> ResultTable:
     rows = []
     for application in counts.applications:
         for cell in (each for each in counts.plan() if not each.flipped):
-            found = [each for case in counts.of(application) for each in case.cells(cell)]
-            row = {
-                "application": counts.named(application),
-                "strategy": STRATEGIES[cell.strategy],
-                "percent": cell.percent,
-            }
-            row |= {"survivors": cell.survivors or None, "n": len(found)}
-            rows += [row | {key: found[0][key] for key in ("lost", "repeated")}] if found else []
+            runs = [run for case in counts.of(application) for run in case.cells(cell)]
+            if runs:
+                named = {
+                    "application": counts.named(application),
+                    "strategy": STRATEGIES[cell.strategy],
+                    "percent": cell.percent,
+                    "survivors": cell.survivors or None,
+                    "n": len(runs),
+                }
+                rows.append(named | {key: runs[0][key] for key in ("lost", "repeated")})
     columns = (
         APPLICATION,
-        ResultColumn("strategy", "strategy"),
-        ResultColumn("percent", "failure at, % of the gradients", "count"),
-        ResultColumn("survivors", "survivors", "count"),
-        ResultColumn("n", "cells checked", "count"),
-        ResultColumn("lost", "of all (sample, layer) pairs without influence", "share"),
-        ResultColumn("repeated", "with twice their influence", "share"),
+        *STRUCK,
+        item("survivors", "survivors", "count"),
+        item("n", "cells checked", "count"),
+        item("lost", "of all (sample, layer) pairs without influence", "share"),
+        item("repeated", "with twice their influence", "share"),
     )
     note = (
         "In every cell what was applied and what the record of lost samples names add up, sample by"
         " sample and layer by layer: see the gates."
     )
-    return ResultTable("ledger", "The record of lost samples", columns, tuple(rows), note)
+    return table("ledger", "The record of lost samples", columns, rows, note)
+
+
+ORDER = (
+    accuracy,
+    scenarios,
+    properties,
+    replay,
+    corrections,
+    model,
+    outliers,
+    long_run,
+    dormant,
+    lost_samples,
+)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -318,8 +317,3 @@ def agreement(found: Floats, expected: float) -> Agreement:
         ),
         len(found) - 1,
     )
-
-
-def check_row(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A table row."""
-    return {"case": name, **found, "difference": found["simulated"] / found["expected"] - 1}

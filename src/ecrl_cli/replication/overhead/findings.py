@@ -28,7 +28,9 @@ from ecrl_cli.replication.overhead.strategies import (
 )
 from ecrl_cli.replication.overhead.tables import duration, published, threshold
 from ecrl_cli.studies.frame.result import Figure, Series
+from ecrl_cli.studies.frame.tables import grouped
 
+OF_WORK = "overhead, % of the work"
 SHOWN = 1e-7  # smallest share shown on a logarithmic axis
 # Six, one per available colour; those left out lie close to one of them.
 DRAWN = (
@@ -46,17 +48,8 @@ GROUPS = {
 
 
 def figures(index: RecordIndex) -> tuple[Figure, ...]:
-    return tuple(
-        figure
-        for figure in (
-            *_over_workers(index),
-            *_over_mtbf(index),
-            *_parts(index),
-            *_intervals(index),
-            *_curve(index),
-            *_recorded_figure(index),
-        )
-    )
+    drawn = (_over_workers, _over_mtbf, _parts, _intervals, _curve, _recorded_figure)
+    return tuple(figure for draw in drawn for figure in draw(index))
 
 
 def _over_workers(index: RecordIndex) -> Iterator[Figure]:
@@ -71,16 +64,8 @@ def _over_workers(index: RecordIndex) -> Iterator[Figure]:
                 f"{model}: overhead over size, MTBF {duration(minutes)}{_of_reference(index)},"
                 f" {percent}% of failures fatal"
             )
-            yield Figure(
-                f"workers-{model}",
-                title,
-                "lines",
-                "workers",
-                "overhead, % of the work",
-                _lines(rows, "workers", 1.0),
-                log_x=True,
-                log_y=True,
-            )
+            lines = _lines(rows, "workers", 1.0)
+            yield _logarithmic(f"workers-{model}", title, "workers", lines)
 
 
 def _over_mtbf(index: RecordIndex) -> Iterator[Figure]:
@@ -94,16 +79,11 @@ def _over_mtbf(index: RecordIndex) -> Iterator[Figure]:
                 )
                 label = f"hours between failures{_of_reference(index)}"
                 lines = _lines(rows, "minutes", 1 / 60)
-                yield Figure(
-                    f"mtbf-{model}-{percent}",
-                    title,
-                    "lines",
-                    label,
-                    "overhead, % of the work",
-                    lines,
-                    log_x=True,
-                    log_y=True,
-                )
+                yield _logarithmic(f"mtbf-{model}-{percent}", title, label, lines)
+
+
+def _logarithmic(name: str, title: str, x_label: str, lines: tuple[Series, ...]) -> Figure:
+    return Figure(name, title, "lines", x_label, OF_WORK, lines, log_x=True, log_y=True)
 
 
 def _of_reference(index: RecordIndex) -> str:
@@ -151,15 +131,8 @@ def _parts(index: RecordIndex) -> Iterator[Figure]:
             f"{model}: what a failure costs besides the replay since the checkpoint, {index.least}"
             " workers"
         )
-        yield Figure(
-            f"parts-{model}",
-            title,
-            "stacked",
-            "strategy",
-            "seconds",
-            series,
-            tuple(s.name for s in strategies),
-        )
+        names = tuple(s.name for s in strategies)
+        yield Figure(f"parts-{model}", title, "stacked", "strategy", "seconds", series, names)
 
 
 def _intervals(index: RecordIndex) -> Iterator[Figure]:
@@ -171,30 +144,18 @@ def _intervals(index: RecordIndex) -> Iterator[Figure]:
         )
         if len(rows) > 1:
             x = tuple(row["mtbf"] / 60 for row in rows)
-            lines = [
-                Series(label, tuple(row[key] / row["exact"] for row in rows), x)
-                for key, label in (("young", "Young"), ("daly", "Daly"))
-            ]
-            low, high = (tuple(row[end] / row["exact"] for row in rows) for end in ("low", "high"))
-            lines.append(
-                Series(
-                    "simulated",
-                    tuple(row["simulated"] / row["exact"] for row in rows),
-                    x,
-                    low,
-                    high,
-                )
+            young, daly, simulated, low, high = (
+                tuple(row[key] / row["exact"] for row in rows)
+                for key in ("young", "daly", "simulated", "low", "high")
+            )
+            lines = (
+                Series("Young", young, x),
+                Series("Daly", daly, x),
+                Series("simulated", simulated, x, low, high),
             )
             title = f"{model}: the best checkpoint interval, and those that cannot be told from it"
-            yield Figure(
-                f"interval-{model}",
-                title,
-                "lines",
-                "MTBF of the system, minutes",
-                "interval over the exact one",
-                tuple(lines),
-                log_x=True,
-            )
+            axes = ("MTBF of the system, minutes", "interval over the exact one")
+            yield Figure(f"interval-{model}", title, "lines", *axes, lines, log_x=True)
 
 
 def _curve(index: RecordIndex) -> Iterator[Figure]:
@@ -217,16 +178,8 @@ def _curve(index: RecordIndex) -> Iterator[Figure]:
                 f"{model}: overhead over the checkpoint interval at {index.most} workers, and a"
                 " line where Daly has the best"
             )
-            yield Figure(
-                f"flat-{model}",
-                title,
-                "lines",
-                "seconds between checkpoints",
-                "overhead, % of the work",
-                lines,
-                marks=marks,
-                log_x=True,
-            )
+            axes = ("seconds between checkpoints", OF_WORK)
+            yield Figure(f"flat-{model}", title, "lines", *axes, lines, marks=marks, log_x=True)
 
 
 def _recorded_figure(index: RecordIndex) -> Iterator[Figure]:
@@ -237,32 +190,16 @@ def _recorded_figure(index: RecordIndex) -> Iterator[Figure]:
             Series("predicted", tuple(row["total"] for row in rows)),
             Series("measured", tuple(row["measured"] for row in rows)),
         )
-        yield Figure(
-            "recorded",
-            "Failures on record: predicted and measured",
-            "bars",
-            "failure",
-            "seconds",
-            series,
-            names,
-        )
+        title = "Failures on record: predicted and measured"
+        yield Figure("recorded", title, "bars", "failure", "seconds", series, names)
 
 
 FORWARD = ("lossy_forward", "immediate_rollback, spares")
 
 
 def notes(index: RecordIndex) -> tuple[str, ...]:
-    return (
-        *_source(index),
-        *_at_scale(index),
-        *_wins(index),
-        *_crossing(index),
-        *_claims(index),
-        *_optimum(index),
-        *_sanity(index),
-        *_recorded(index),
-        _limits(index),
-    )
+    told = (_source, _at_scale, _wins, _crossing, _claims, _optimum, _bursts, _sanity, _recorded)
+    return (*(note for tell in told for note in tell(index)), _limits(index))
 
 
 def _source(index: RecordIndex) -> Iterator[str]:
@@ -371,7 +308,6 @@ def _optimum(index: RecordIndex) -> Iterator[str]:
             f" most {daly:.1%} above the least found, at Young's {young:.1%}; intervals that cannot"
             f" be told from the best span a factor of {wide:.1f} (median)."
         )
-    yield from _bursts(index)
 
 
 def _bursts(index: RecordIndex) -> Iterator[str]:
@@ -490,12 +426,8 @@ def _monotone(index: RecordIndex) -> Gate:
 
 
 def _rising(index: RecordIndex) -> Iterator[Row]:
-    series = dict[tuple[object, ...], list[Row]]()
-    for row in index.jobs():
-        series.setdefault(
-            (row["model"], row["workers"], row["strategy"], row["fatal_percent"]), []
-        ).append(row)
-    for rows in series.values():
+    keys = ("model", "workers", "strategy", "fatal_percent")
+    for rows in grouped(index.jobs(), lambda row: tuple(row[key] for key in keys)).values():
         for worse, better in pairwise(sorted(rows, key=lambda row: row["mtbf"])):
             if (
                 better["mean"] is not None

@@ -166,21 +166,8 @@ def _findings(results: TrialResults) -> Findings:
     found = RecordIndex(
         context.keys, context.shared(_models), context.shared(_recordings), results.records
     )
-    model = (
-        tables.at_scale(found),
-        *tables.recorded(found),
-        tables.per_failure(found),
-        *tables.scenarios(found),
-        tables.crossovers(found),
-    )
-    rest = (
-        tables.optimum(found),
-        tables.weibull(found),
-        tables.sanity(found),
-        tables.scale(found),
-        tables.checks(found),
-    )
-    return Findings((*model, *rest), figures(found), gates(found), notes(found))
+    shown = tuple(made for make in tables.ORDER if (made := make(found)).rows)
+    return Findings(shown, figures(found), gates(found), notes(found))
 
 
 STUDY = Study(

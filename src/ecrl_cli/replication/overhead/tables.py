@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 
 from ecrl_cli.replication.overhead import closed_forms
-from ecrl_cli.replication.overhead.closed_forms import check_row
 from ecrl_cli.replication.overhead.experiments import HOPELESS, PAIRS
 from ecrl_cli.replication.overhead.record_index import RecordIndex, Row, RunTimings, decided
 from ecrl_cli.replication.overhead.strategies import (
@@ -20,7 +19,8 @@ from ecrl_cli.replication.overhead.strategies import (
     StrategyModel,
     expected_loss,
 )
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import ResultTable
+from ecrl_cli.studies.frame.tables import Cells, cell, grouped, item, items, table
 
 # The mini-batch of each application at which the published study injects the failure.
 SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 500)}
@@ -28,26 +28,18 @@ SCENARIOS = {"ResNet-50": (200, 4000, 10_000, 25_000), "CANDLE-NT3": (10, 250, 5
 
 def at_scale(index: RecordIndex) -> ResultTable:
     """The main table: every strategy at the largest size, over the MTBF."""
-    columns = [
-        ResultColumn("model", "model"),
-        ResultColumn("strategy", "strategy"),
-        ResultColumn("fatal", "fatal failures"),
-        ResultColumn("samples", "mini-batches lost for good", "number"),
-    ]
-    columns += [
-        ResultColumn(f"at_{minutes}", f"overhead, MTBF {duration(minutes)}", "share")
-        for minutes in index.config.mtbf_min
-    ]
-    rows = dict[tuple[str, ...], Row]()
-    for job in index.jobs():
-        if job["workers"] == index.most:
-            key = (job["model"], job["strategy"], fatal(job))
-            row = rows.setdefault(
-                key,
-                dict(zip(("model", "strategy", "fatal"), key, strict=True))
-                | {"samples": job["samples"]},
-            )
-            row[f"at_{job['minutes']}"] = job["mean"]
+    minutes = index.config.mtbf_min
+    columns = (
+        *items("text", model="model", strategy="strategy"),
+        cell("fatal", "fatal failures", "text", fatal),
+        item("samples", "mini-batches lost for good", "number"),
+        *(item(f"at_{m}", f"overhead, MTBF {duration(m)}", "share") for m in minutes),
+    )
+    jobs = grouped(
+        (job for job in index.jobs() if job["workers"] == index.most),
+        lambda job: (job["model"], job["strategy"], fatal(job)),
+    ).values()
+    rows = [group[0] | {f"at_{job['minutes']}": job["mean"] for job in group} for group in jobs]
     of = (
         f"of {index.config.reference_workers} workers"
         if index.config.reference_workers
@@ -60,12 +52,8 @@ def at_scale(index: RecordIndex) -> ResultTable:
         f" per failure. Nothing: more than {HOPELESS} times the work, not simulated. Intervals:"
         " table scale."
     )
-    return ResultTable(
-        "overheads",
-        f"What each strategy costs at {index.most} workers",
-        tuple(columns),
-        tuple(rows.values()),
-        note,
+    return table(
+        "overheads", f"What each strategy costs at {index.most} workers", columns, rows, note
     )
 
 
@@ -80,45 +68,43 @@ def fatal(row: Row) -> str:
 def per_failure(index: RecordIndex) -> ResultTable:
     """Expected seconds of each part of a failure."""
     columns = (
-        ResultColumn("model", "model"),
-        ResultColumn("strategy", "strategy"),
-        *(ResultColumn(name, name, "seconds") for name in NAMES),
-        ResultColumn("total", "per failure", "seconds"),
-        ResultColumn("checkpoint", "per checkpoint", "seconds"),
-        ResultColumn("published", "per failure by the published rule", "seconds"),
+        *items("text", model="model", strategy="strategy"),
+        *items("seconds", **{name: name for name in NAMES}),
+        *items(
+            "seconds",
+            total="per failure",
+            checkpoint="per checkpoint",
+            published="per failure by the published rule",
+        ),
     )
     # the same failure under another interval gives no new row
-    strategies = [
-        strategy for strategy in STRATEGIES if strategy.name != "checkpoint_restart, every epoch"
-    ]
-    rows = tuple(
+    rows = [
         _failure_row(index, model, parts, strategy)
         for model, parts in index.models.items()
-        for strategy in strategies
-    )
+        for strategy in STRATEGIES
+        if strategy.name != "checkpoint_restart, every epoch"
+    ]
     note = (
         f"{index.least} workers, {index.config.casualties} of them lost, half an epoch (or half the"
         " interval given) since the checkpoint, half a mini-batch done. By the published rule:"
         " initialization, restart and the replay, of a whole mini-batch under immediate rollback;"
         " nothing under lossy forward."
     )
-    return ResultTable(
+    return table(
         "per-failure", "What a failure costs, part by part (expected)", columns, rows, note
     )
 
 
 def _failure_row(index: RecordIndex, model: str, parts: Parts, strategy: StrategyModel) -> Row:
     costs = strategy.costs(parts, index.scenario(index.least), expected_loss(parts, parts.every))
-    row: Row = {
+    kept = parts.snapshot if strategy.snapshots else None
+    return costs | {
         "model": model,
         "strategy": strategy.name,
-        **{name: costs.get(name) for name in NAMES},
         "total": math.fsum(costs.values()),
+        "checkpoint": parts.checkpoint if strategy.rolls_back else kept,
+        "published": published(strategy.name, parts, parts.every / 2),
     }
-    row["checkpoint"] = (
-        parts.checkpoint if strategy.rolls_back else parts.snapshot if strategy.snapshots else None
-    )
-    return row | {"published": published(strategy.name, parts, parts.every / 2)}
 
 
 def published(strategy: str, parts: Parts, since: float) -> float | None:
@@ -130,7 +116,10 @@ def published(strategy: str, parts: Parts, since: float) -> float | None:
     }.get(strategy)
 
 
-def scenarios(index: RecordIndex) -> list[ResultTable]:
+_ENDS = ("checkpoint_restart", "immediate_rollback", "lossy_forward")
+
+
+def scenarios(index: RecordIndex) -> ResultTable:
     """Replay over the epoch (published figure 2c), and end to end."""
     rows = [
         _scenario(model, parts, batch)
@@ -139,191 +128,126 @@ def scenarios(index: RecordIndex) -> list[ResultTable]:
         if model in PUBLISHED
     ]
     columns = (
-        ResultColumn("model", "model"),
-        ResultColumn("mini_batch", "mini-batch", "count"),
-        ResultColumn("epoch", "epoch", "count"),
-        ResultColumn("since", "since the checkpoint", "count"),
-        ResultColumn("replay", "replay", "seconds"),
-        ResultColumn("epoch_s", "epoch", "seconds"),
-        *(
-            ResultColumn(name, f"{name} (end to end)", "seconds")
-            for name in ("checkpoint_restart", "immediate_rollback", "lossy_forward")
-        ),
-        ResultColumn("times_replay", "replay in mini-batches", "number"),
-        ResultColumn("times", "checkpoint_restart over immediate_rollback", "number"),
+        item("model", "model"),
+        *items("count", mini_batch="mini-batch", epoch="epoch", since="since the checkpoint"),
+        *items("seconds", replay="replay", epoch_s="epoch"),
+        *items("seconds", **{name: f"{name} (end to end)" for name in _ENDS}),
+        item("times_replay", "replay in mini-batches", "number"),
+        item("times", "checkpoint_restart over immediate_rollback", "number"),
     )
     note = (
         "By the published rule and Table I; but an epoch of NT3 has 56 mini-batches (1,120 / 20),"
         " where the table has 55: its last scenario lies in epoch 8 (counted from 0), as in the"
         " text."
     )
-    return (
-        [
-            ResultTable(
-                "scenarios",
-                "The published scenarios: replay against epoch, and each strategy end to end",
-                columns,
-                tuple(rows),
-                note,
-            )
-        ]
-        if rows
-        else []
-    )
+    title = "The published scenarios: replay against epoch, and each strategy end to end"
+    return table("scenarios", title, columns, rows, note)
 
 
 def _scenario(model: str, parts: Parts, batch: int) -> Row:
     since = batch % parts.every
-    costs = {
-        name: published(name, parts, since)
-        for name in ("checkpoint_restart", "immediate_rollback", "lossy_forward")
-    }
-    row: Row = {
+    costs = {name: published(name, parts, since) for name in _ENDS}
+    return costs | {
         "model": model,
         "mini_batch": batch,
         "epoch": batch // parts.every,
         "since": since,
         "replay": since * parts.mini_batch,
-        **costs,
-    }
-    again = costs["immediate_rollback"] or math.inf
-    return row | {
         "epoch_s": parts.every * parts.mini_batch,
         "times_replay": float(since),
-        "times": (costs["checkpoint_restart"] or 0.0) / again,
+        "times": (costs["checkpoint_restart"] or 0.0) / (costs["immediate_rollback"] or math.inf),
     }
+
+
+_CELL = (
+    item("model", "model"),
+    *items("count", minutes="MTBF, minutes", workers="workers"),
+    item("mtbf", "of the system", "seconds"),
+)
+
+
+def _overhead_at(key: str, label: str, interval: str) -> Cells:
+    """The overhead at one of the intervals of a search."""
+    return cell(key, label, "share", lambda row: row["at"][interval])
 
 
 def optimum(index: RecordIndex) -> ResultTable:
     columns = (
         *_CELL,
-        *(
-            ResultColumn(key, label, "seconds")
-            for key, label in (
-                ("young", "Young"),
-                ("daly_first", "Daly, first order"),
-                ("daly", "Daly"),
-                ("exact", "exact"),
-            )
+        *items(
+            "seconds",
+            young="Young",
+            daly_first="Daly, first order",
+            daly="Daly",
+            exact="exact",
+            simulated="simulated best",
         ),
-        ResultColumn("simulated", "simulated best", "seconds"),
-        ResultColumn("alike_low", "not statistically distinguishable, low", "seconds"),
-        ResultColumn("alike_high", "not statistically distinguishable, high", "seconds"),
-        *(
-            ResultColumn(f"at_{key}", f"overhead at {label}", "share")
-            for key, label in (("young", "Young"), ("daly", "Daly"), ("simulated", "the best"))
-        ),
+        item("alike_low", "not statistically distinguishable, low", "seconds", "low"),
+        item("alike_high", "not statistically distinguishable, high", "seconds", "high"),
+        _overhead_at("at_young", "overhead at Young", "young"),
+        _overhead_at("at_daly", "overhead at Daly", "daly"),
+        _overhead_at("at_simulated", "overhead at the best", "simulated"),
     )
-    rows = tuple(_optimum_row(row) for row in index.optima())
     note = (
         "checkpoint_restart. Exact: the minimum of Daly's exact wall time. Not statistically"
         " distinguishable: intervals whose paired difference to the best holds zero. Left out:"
         " cells in which a job does not end with one of the intervals tried."
     )
-    return ResultTable(
-        "optimum", "The best checkpoint interval, by formula and by search", columns, rows, note
-    )
-
-
-def _optimum_row(row: Row) -> Row:
-    at = {f"at_{key}": row["at"][key] for key in ("young", "daly", "simulated")}
-    kept = {column.key: row[column.key] for column in _CELL} | {
-        key: row[key] for key in ("young", "daly_first", "daly", "exact", "simulated")
-    }
-    return kept | {"alike_low": row["low"], "alike_high": row["high"], **at}
+    title = "The best checkpoint interval, by formula and by search"
+    return table("optimum", title, columns, index.optima(), note)
 
 
 def weibull(index: RecordIndex) -> ResultTable:
     """The same search with failures in bursts (shape < 1) and the same mean gap."""
     plain = {
-        (row["model"], row["minutes"]): row
+        (row["model"], row["minutes"]): {
+            "exponential": row["simulated"],
+            "at_exponential": row["at"]["daly"],
+        }
         for row in index.optima()
         if row["workers"] == index.most
     }
     shape = index.config.weibull_shape
-    rows = []
-    for row in index.optima(shape):
-        other = plain.get((row["model"], row["minutes"]))
-        found = {column.key: row[column.key] for column in _CELL} | {
-            "simulated": row["simulated"],
-            "at": row["at"]["daly"],
-            "best": row["at"]["simulated"],
-        }
-        rows.append(
-            found
-            | (
-                {"exponential": other["simulated"], "at_exponential": other["at"]["daly"]}
-                if other
-                else {}
-            )
-        )
+    rows = [row | plain.get((row["model"], row["minutes"]), {}) for row in index.optima(shape)]
     columns = (
         *_CELL,
-        ResultColumn("exponential", "best interval, exponential", "seconds"),
-        ResultColumn("simulated", f"best interval, Weibull {shape:g}", "seconds"),
-        ResultColumn("at_exponential", "overhead at Daly, exponential", "share"),
-        ResultColumn("at", "overhead at Daly, Weibull", "share"),
-        ResultColumn("best", "overhead at the best, Weibull", "share"),
+        item("exponential", "best interval, exponential", "seconds"),
+        item("simulated", f"best interval, Weibull {shape:g}", "seconds"),
+        item("at_exponential", "overhead at Daly, exponential", "share"),
+        _overhead_at("at", "overhead at Daly, Weibull", "daly"),
+        _overhead_at("best", "overhead at the best, Weibull", "simulated"),
     )
     note = (
         "Gaps between failures of the system, independent and of the same mean; below shape 1 they"
         " come in bursts."
     )
-    return ResultTable("weibull", "Failures that come in bursts", columns, tuple(rows), note)
-
-
-_CELL = (
-    ResultColumn("model", "model"),
-    ResultColumn("minutes", "MTBF, minutes", "count"),
-    ResultColumn("workers", "workers", "count"),
-    ResultColumn("mtbf", "of the system", "seconds"),
-)
+    return table("weibull", "Failures that come in bursts", columns, rows, note)
 
 
 def scale(index: RecordIndex) -> ResultTable:
     columns = (
         *_CELL,
-        ResultColumn("strategy", "strategy"),
-        ResultColumn("fatal", "fatal failures"),
-        ResultColumn("interval", "checkpoint every", "seconds"),
-        ResultColumn("expected", "expected overhead", "share"),
-        ResultColumn("exact", "exact"),
-        ResultColumn("mean", "simulated overhead", "share"),
-        ResultColumn("overhead_low", "95% low", "share"),
-        ResultColumn("overhead_high", "95% high", "share"),
-        ResultColumn("efficiency", "efficiency", "share"),
+        item("strategy", "strategy"),
+        cell("fatal", "fatal failures", "text", fatal),
+        item("interval", "checkpoint every", "seconds"),
+        item("expected", "expected overhead", "share"),
+        cell("exact", "exact", "text", lambda row: "yes" if row["exact"] else "no"),
+        item("mean", "simulated overhead", "share"),
+        item("overhead_low", "95% low", "share", "low"),
+        item("overhead_high", "95% high", "share", "high"),
+        cell(
+            "efficiency",
+            "efficiency",
+            "share",
+            lambda row: None if row["mean"] is None else 1 / (1 + row["mean"]),
+        ),
     )
-    rows = tuple(_scale_row(row) for row in index.jobs())
     note = (
         "Over the repetitions, Student's t. Expected: the closed form, exact or (where only some"
         " failures are fatal) an approximation."
     )
-    return ResultTable(
-        "scale", "Every strategy over MTBF and number of workers", columns, rows, note
-    )
-
-
-def _scale_row(row: Row) -> Row:
-    told = {
-        key: row[key]
-        for key in (
-            "model",
-            "minutes",
-            "workers",
-            "mtbf",
-            "strategy",
-            "interval",
-            "expected",
-            "mean",
-        )
-    }
-    told |= {
-        "fatal": fatal(row),
-        "exact": "yes" if row["exact"] else "no",
-        "overhead_low": row["low"],
-        "overhead_high": row["high"],
-    }
-    return told | {"efficiency": None if row["mean"] is None else 1 / (1 + row["mean"])}
+    title = "Every strategy over MTBF and number of workers"
+    return table("scale", title, columns, index.jobs(), note)
 
 
 def crossovers(index: RecordIndex) -> ResultTable:
@@ -335,28 +259,21 @@ def crossovers(index: RecordIndex) -> ResultTable:
         for percent in index.config.fatal_percent
     ]
     columns = (
-        ResultColumn("a", "a"),
-        ResultColumn("b", "b"),
-        ResultColumn("model", "model"),
-        ResultColumn("fatal", "fatal failures"),
-        *(
-            ResultColumn(key, label, "count")
-            for key, label in (
-                ("cells", "cells"),
-                ("wins", "a costs less"),
-                ("loses", "b costs less"),
-                ("open", "not statistically distinguishable"),
-            )
+        *items("text", a="a", b="b", model="model", fatal="fatal failures"),
+        *items(
+            "count",
+            cells="cells",
+            wins="a costs less",
+            loses="b costs less",
+            open="not statistically distinguishable",
         ),
-        ResultColumn("from_workers", "a costs less per failure from (workers)", "number"),
+        item("from_workers", "a costs less per failure from (workers)", "number"),
     )
     note = (
         "Paired by repetition, under the same failures; distinguishable: the 95% interval of the"
         " difference does not hold zero. From: by the closed form."
     )
-    return ResultTable(
-        "crossovers", "Which of two strategies costs less", columns, tuple(rows), note
-    )
+    return table("crossovers", "Which of two strategies costs less", columns, rows, note)
 
 
 def _pair_row(index: RecordIndex, a: str, b: str, model: str, percent: int) -> Row:
@@ -393,20 +310,23 @@ HOUR = 3600.0
 
 def checks(index: RecordIndex) -> ResultTable:
     columns = (
-        ResultColumn("case", "case (M: the MTBF)"),
-        ResultColumn("simulated", "wall over work, simulated", "number"),
-        ResultColumn("expected", "closed form", "number"),
-        ResultColumn("difference", "difference", "change"),
-        ResultColumn("score", "standard errors", "number"),
-    )
-    rows = tuple(
-        check_row(row["case"], row) for planted in (False, True) for row in index.checks(planted)
+        item("case", "case (M: the MTBF)"),
+        item("simulated", "wall over work, simulated", "number"),
+        item("expected", "closed form", "number"),
+        cell(
+            "difference",
+            "difference",
+            "change",
+            lambda row: row["simulated"] / row["expected"] - 1,
+        ),
+        item("score", "standard errors", "number"),
     )
     note = (
         "Rollback: Daly's exact expected wall time. Forward: Wald's equation, with pauses that fail"
         " and work that is lost. Planted: must disagree."
     )
-    return ResultTable("checks", "The simulation against closed forms", columns, rows, note)
+    title = "The simulation against closed forms"
+    return table("checks", title, columns, (*index.checks(False), *index.checks(True)), note)
 
 
 def sanity(index: RecordIndex) -> ResultTable:
@@ -424,20 +344,25 @@ def sanity(index: RecordIndex) -> ResultTable:
             f"{facts['at']}_high": found["high"],
         }
     columns = (
-        ResultColumn("assumption", "assumption"),
-        ResultColumn("checkpoint", "checkpoint", "seconds"),
-        ResultColumn("restart", "restart", "seconds"),
-        ResultColumn("needed", "true at an MTBF per GPU of (hours)", "number"),
-        ResultColumn("needed_mean", "efficiency there, simulated", "share"),
-        ResultColumn("needed_low", "95% low", "share"),
-        ResultColumn("needed_high", "95% high", "share"),
-        ResultColumn("longest", "longest interval of 90% at 40,000 h", "seconds"),
-        ResultColumn("published_mean", "efficiency of two minutes at 40,000 h, simulated", "share"),
-        ResultColumn("published_low", "95% low", "share"),
-        ResultColumn("published_high", "95% high", "share"),
-        ResultColumn("best", "best interval there", "seconds"),
-        ResultColumn("best_efficiency", "its efficiency", "share"),
-        ResultColumn("slowest", "true at 40,000 h with a restart of", "seconds"),
+        item("assumption", "assumption"),
+        *items("seconds", checkpoint="checkpoint", restart="restart"),
+        item("needed", "true at an MTBF per GPU of (hours)", "number"),
+        *items(
+            "share",
+            needed_mean="efficiency there, simulated",
+            needed_low="95% low",
+            needed_high="95% high",
+        ),
+        item("longest", "longest interval of 90% at 40,000 h", "seconds"),
+        *items(
+            "share",
+            published_mean="efficiency of two minutes at 40,000 h, simulated",
+            published_low="95% low",
+            published_high="95% high",
+        ),
+        item("best", "best interval there", "seconds"),
+        item("best_efficiency", "its efficiency", "share"),
+        item("slowest", "true at 40,000 h with a restart of", "seconds"),
     )
     note = (
         'Published: "at 100,000 GPUs you need checkpoints every 2 minutes just to maintain 90%'
@@ -445,13 +370,8 @@ def sanity(index: RecordIndex) -> ResultTable:
         " hours per GPU. True: two minutes is the longest interval at which 90% of the time is"
         " work. Nothing: at no value."
     )
-    return ResultTable(
-        "two-minutes",
-        "A checkpoint every two minutes at 100,000 GPUs",
-        columns,
-        tuple(rows.values()),
-        note,
-    )
+    title = "A checkpoint every two minutes at 100,000 GPUs"
+    return table("two-minutes", title, columns, rows.values(), note)
 
 
 def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
@@ -468,89 +388,84 @@ def _reading(assumption: str, checkpoint: float, restart: float) -> Row:
     }
 
 
-def recorded(index: RecordIndex) -> list[ResultTable]:
-    """Each recorded failure beside its prediction, and each run."""
-    return [_failures(index), _runs(index)] if index.recordings else []
+_WAITS = ("detect", "init", "restart", "replay")
 
 
-def _failures(index: RecordIndex) -> ResultTable:
-    columns = (
-        ResultColumn("run", "run"),
-        ResultColumn("attempt", "attempt", "count"),
-        ResultColumn("since", "mini-batches since the checkpoint", "count"),
-        *(
-            ResultColumn(f"{name}{side}", f"{name}{side.replace('_', ' ')}", "seconds")
-            for name in ("detect", "init", "restart", "replay")
-            for side in _SIDES
+def _beside(part: str) -> tuple[Cells, Cells]:
+    """What was predicted and what was measured of a part of a failure."""
+    return (
+        cell(
+            f"{part}_predicted", f"{part} predicted", "seconds", lambda row: row["predicted"][part]
         ),
-        ResultColumn("total", "total predicted", "seconds"),
-        ResultColumn("measured", "total measured", "seconds"),
-        ResultColumn("error", "error", "change"),
-        ResultColumn("from", "from other failures", "count"),
+        item(f"{part}_measured", f"{part} measured", "seconds", part),
     )
-    rows = tuple(_recorded_row(row) for row in index.recorded())
+
+
+def failures(index: RecordIndex) -> ResultTable:
+    """Each recorded failure beside its prediction."""
+    columns = (
+        item("run", "run"),
+        *items("count", attempt="attempt", since="mini-batches since the checkpoint"),
+        *(cells for part in _WAITS for cells in _beside(part)),
+        *items("seconds", total="total predicted", measured="total measured"),
+        cell("error", "error", "change", lambda row: row["error"] if row["from"] else None),
+        item("from", "from other failures", "count"),
+    )
     note = (
         "Predicted: detection, initialization and restart from the mean of all other failures"
         " (where there is none its own: then no error is told); replay from the number of"
         " mini-batches since the checkpoint and the mean of those done once. The step in hand is"
         " part of the detection on record, the first step's warm-up part of the restart."
     )
-    return ResultTable(
-        "recorded", "Failures on record and what the model says of them", columns, rows, note
-    )
+    title = "Failures on record and what the model says of them"
+    return table("recorded", title, columns, index.recorded(), note)
 
 
-_SIDES = ("_predicted", "_measured")
+def runs(index: RecordIndex) -> ResultTable:
+    """Each recorded run beside its prediction."""
 
+    def error(run: RunTimings) -> float | None:
+        return _wall(index, run) / run.wall - 1 if run.complete else None
 
-def _recorded_row(row: Row) -> Row:
-    parts = {
-        f"{name}_predicted": row["predicted"][name]
-        for name in ("detect", "init", "restart", "replay")
-    }
-    parts |= {f"{name}_measured": row[name] for name in ("detect", "init", "restart", "replay")}
-    told = {key: row[key] for key in ("run", "attempt", "since", "total", "measured", "from")}
-    return {**told, **parts, "error": row["error"] if row["from"] else None}
-
-
-def _runs(index: RecordIndex) -> ResultTable:
     columns = (
-        ResultColumn("run", "run"),
-        ResultColumn("recovery", "recovery"),
-        ResultColumn("failures", "failures", "count"),
-        *(
-            ResultColumn(key, label, "seconds")
-            for key, label in (("mini_batch", "mini-batch"), ("checkpoint", "per checkpoint"))
+        item("run", "run", of="name"),
+        item("recovery", "recovery", of="strategy"),
+        cell("failures", "failures", "count", lambda run: len(run.failures)),
+        *items("seconds", mini_batch="mini-batch", checkpoint="per checkpoint"),
+        cell(
+            "predicted",
+            "wall predicted",
+            "seconds",
+            lambda run: _wall(index, run) if run.complete else None,
         ),
-        ResultColumn("predicted", "wall predicted", "seconds"),
-        ResultColumn("wall", "wall measured", "seconds"),
-        ResultColumn("error", "error", "change"),
+        item("wall", "wall measured", "seconds"),
+        cell("error", "error", "change", error),
     )
-    rows = tuple(_run_row(index, recording) for recording in index.recordings)
     note = (
         "Predicted: the launch of the run, its steps at their mean, its checkpoints at their mean"
         " stall, and each failure as the model has it."
     )
-    return ResultTable(
-        "runs", "Runs on record: their wall time from its parts", columns, rows, note
-    )
+    title = "Runs on record: their wall time from its parts"
+    return table("runs", title, columns, index.recordings, note)
 
 
-def _run_row(index: RecordIndex, recording: RunTimings) -> Row:
-    row: Row = {
-        "run": recording.name,
-        "recovery": recording.strategy,
-        "failures": len(recording.failures),
-        "mini_batch": recording.mini_batch,
-    }
-    row |= {"checkpoint": recording.checkpoint, "wall": recording.wall}
-    if not recording.complete:
-        return row
-    failures = math.fsum(r["total"] for r in index.recorded() if r["run"] == recording.name)
-    predicted = (
-        recording.begin
-        + recording.steps * recording.mini_batch
-        + recording.checkpoints * recording.checkpoint
-        + failures
-    )
-    return row | {"predicted": predicted, "error": predicted / recording.wall - 1}
+def _wall(index: RecordIndex, run: RunTimings) -> float:
+    """The predicted wall time of a run."""
+    failures = math.fsum(row["total"] for row in index.recorded() if row["run"] == run.name)
+    steps = run.steps * run.mini_batch
+    return run.begin + steps + run.checkpoints * run.checkpoint + failures
+
+
+ORDER = (
+    at_scale,
+    failures,
+    runs,
+    per_failure,
+    scenarios,
+    crossovers,
+    optimum,
+    weibull,
+    sanity,
+    scale,
+    checks,
+)

@@ -7,14 +7,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrl_cli.metrics.statistics import Paired, Summary, summary
+from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.values import SuiteValues
 from ecrl_cli.report.formats import plural
-from ecrl_cli.report.tables.table import Cell, Column, Value, mean_cell, text_of
+from ecrl_cli.report.render.publication import PublishedTable
+from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value, mean_cell, text_of
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 MODELS = {"r18": "ResNet-18", "r50": "ResNet-50"}
 AS_PUBLISHED = "published"
 _KINDS = {"": "published", "%": "published percent", "pp": "published points"}
+
+
+def published_table(
+    experiment: Experiment,
+    ident: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    notes: Sequence[str],
+) -> PublishedTable:
+    """A table of `experiment`, whose scale ends the title."""
+    table = Table(f"{title} ({experiment.scale})", tuple(columns), tuple(rows), " ".join(notes))
+    return PublishedTable(ident, table, experiment.setting)
 
 
 def suite_name(values: SuiteValues) -> str:

@@ -10,12 +10,13 @@ from ecrl_cli.replication.report.cells import (
     of_ratios,
     percent,
     printed,
+    published_table,
 )
 from ecrl_cli.replication.report.sample import CLOCKS, Experiment
 from ecrl_cli.replication.report.setting import in_short
 from ecrl_cli.replication.report.values import BY_EXPERIMENT, SUITES, ExperimentValues
 from ecrl_cli.report.render.publication import PublishedTable
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
+from ecrl_cli.report.tables.table import Cell, Column, Row, Value
 
 COLUMNS = (
     Column("What"),
@@ -49,9 +50,9 @@ def experiment_table(experiment: Experiment) -> PublishedTable:
     ]
     parts += [*_restarts(experiment, values), *_divergences(experiment, values)]
     rows = tuple((*part, differs) for part in parts)
-    title = f"Experiment {values.ident[-1]}: {values.title} ({experiment.scale})"
-    note = " ".join([f"Published: {values.source}.", *_notes(values), *experiment.remarks()])
-    return PublishedTable(values.ident, Table(title, COLUMNS, rows, note), experiment.setting)
+    title = f"Experiment {values.ident[-1]}: {values.title}"
+    notes = [f"Published: {values.source}.", *_notes(values), *experiment.remarks()]
+    return published_table(experiment, values.ident, title, COLUMNS, rows, notes)
 
 
 def _passed(experiment: Experiment, values: ExperimentValues) -> Row:
@@ -71,14 +72,8 @@ def _goodputs(experiment: Experiment, values: ExperimentValues) -> list[Row]:
         for arm, value in values.goodput.items():
             found = experiment.mean(arm, measure)
             published = printed(value) if measure == "goodput_published_clock" else None
-            rows.append(
-                (
-                    f"Goodput of {ARM_WORDS[arm]} (steps/s), {CLOCKS[measure]}",
-                    published,
-                    estimate(found),
-                    _runs(found),
-                )
-            )
+            what = f"Goodput of {ARM_WORDS[arm]} (steps/s), {CLOCKS[measure]}"
+            rows.append((what, published, estimate(found), _runs(found)))
     return rows
 
 
@@ -89,28 +84,11 @@ def _drops(experiment: Experiment, values: ExperimentValues) -> list[Row]:
             pair = experiment.pair(arm, "ref", measure)
             published = percent(value / 100) if measure == "goodput_published_clock" else None
             n = counted(pair.n if pair else None)
-            rows.append(
-                (
-                    (
-                        f"{ARM_WORDS[arm].capitalize()} vs reference, ratio of means,"
-                        f" {CLOCKS[measure]}"
-                    ),
-                    published,
-                    of_means(pair),
-                    n,
-                )
-            )
-            rows.append(
-                (
-                    (
-                        f"{ARM_WORDS[arm].capitalize()} vs reference, mean of ratios,"
-                        f" {CLOCKS[measure]}"
-                    ),
-                    None,
-                    of_ratios(pair),
-                    n,
-                )
-            )
+            what, clock = f"{ARM_WORDS[arm].capitalize()} vs reference", CLOCKS[measure]
+            rows += [
+                (f"{what}, ratio of means, {clock}", published, of_means(pair), n),
+                (f"{what}, mean of ratios, {clock}", None, of_ratios(pair), n),
+            ]
     return rows
 
 
@@ -125,14 +103,8 @@ def _gains(experiment: Experiment, values: ExperimentValues) -> list[Row]:
     for measure in reversed(CLOCKS):
         pair = experiment.pair("ovl", "blk", measure)
         there = percent(published / 100) if measure == "goodput_published_clock" else None
-        rows.append(
-            (
-                f"Overlapped vs blocking, ratio of means, {CLOCKS[measure]}",
-                there,
-                of_means(pair),
-                counted(pair.n if pair else None),
-            )
-        )
+        what = f"Overlapped vs blocking, ratio of means, {CLOCKS[measure]}"
+        rows.append((what, there, of_means(pair), counted(pair.n if pair else None)))
     return rows
 
 
@@ -156,14 +128,8 @@ def _divergences(experiment: Experiment, values: ExperimentValues) -> list[Row]:
         ]
         for key, value in distances.items():
             found = experiment.divergence(runs, key)
-            rows.append(
-                (
-                    f"{ARM_WORDS[arm].capitalize()}: {_DISTANCES[key]}",
-                    printed(value),
-                    estimate(found),
-                    _runs(found),
-                )
-            )
+            what = f"{ARM_WORDS[arm].capitalize()}: {_DISTANCES[key]}"
+            rows.append((what, printed(value), estimate(found), _runs(found)))
     return rows
 
 

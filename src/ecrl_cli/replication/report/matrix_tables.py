@@ -20,6 +20,7 @@ from ecrl_cli.replication.report.cells import (
     percent,
     printed,
     published_mean_of_ratios,
+    published_table,
     signed,
     suite_name,
 )
@@ -27,33 +28,24 @@ from ecrl_cli.replication.report.sample import CLOCKS, WALLS, Experiment
 from ecrl_cli.replication.report.setting import in_short
 from ecrl_cli.replication.report.values import BY_SUITE, PUBLISHED, SUITES, SliceValues, SuiteValues
 from ecrl_cli.report.render.publication import PublishedTable
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table, Value
+from ecrl_cli.report.tables.table import Cell, Column, Row, Value
 
 Cells = tuple[Value, ...]  # reference, blocking, overlapped, overlapped - blocking
 Line = tuple[str, Cells, Cells]  # a metric, its published cells, its measured ones
 COLUMNS5 = (
-    *(
-        Column("Metric"),
-        Column("Values"),
-        *(
-            Column(label, "measured")
-            for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk")
-        ),
-    ),
+    Column("Metric"),
+    Column("Values"),
+    *(Column(label, "measured") for label in ("Reference", "Blocking", "Overlapped", "Ovl - Blk")),
     *(Column("n", "count"), Column("What differs")),
 )
 GAINS = ("Ovl vs Blk, ratio of means", "Ovl vs Blk, mean of ratios")
 COLUMNS7 = (
-    *(
-        Column("Slice"),
-        Column("Group"),
-        Column("Values"),
-        *(Column(label, "measured change") for label in GAINS),
-    ),
-    *(
-        Column("Stall change (s)", "measured difference"),
-        Column("Loss difference change", "measured difference"),
-    ),
+    Column("Slice"),
+    Column("Group"),
+    Column("Values"),
+    *(Column(label, "measured change") for label in GAINS),
+    Column("Stall change (s)", "measured difference"),
+    Column("Loss difference change", "measured difference"),
     *(Column("n", "count"), Column("What differs")),
 )
 PLAIN = {
@@ -74,16 +66,12 @@ def table5(experiment: Experiment) -> PublishedTable:
         *_goodputs(experiment),
         *_drops(experiment),
         *_walls(experiment),
-    ]
-    lines += [
         *(_plain(experiment, *item) for item in PLAIN.items()),
         _per_write(experiment),
         _replayed(experiment),
     ]
-    pair, differs = (
-        experiment.pair("ovl", "blk", "goodput"),
-        in_short(experiment.differs_in(experiment.present)),
-    )
+    pair = experiment.pair("ovl", "blk", "goodput")
+    differs = in_short(experiment.differs_in(experiment.present))
     pairs = counted(pair.n if pair else None)
     rows: list[Row] = []
     for metric, published, measured in lines:
@@ -92,15 +80,9 @@ def table5(experiment: Experiment) -> PublishedTable:
             (metric, AS_PUBLISHED, *published, counted(len(SUITES), "suite"), None),
             (metric, "measured", *measured, n, differs),
         ]
-    title = (
-        f"Table 5: aggregate outcomes over {len(experiment.suites)} of {len(SUITES)} suites"
-        f" ({experiment.scale})"
-    )
-    return PublishedTable(
-        "table5",
-        Table(title, COLUMNS5, tuple(rows), " ".join([*_notes(), *experiment.remarks()])),
-        experiment.setting,
-    )
+    title = f"Table 5: aggregate outcomes over {len(experiment.suites)} of {len(SUITES)} suites"
+    notes = [*_notes(), *experiment.remarks()]
+    return published_table(experiment, "table5", title, COLUMNS5, rows, notes)
 
 
 def _notes() -> list[str]:
@@ -164,20 +146,12 @@ def _goodputs(experiment: Experiment) -> list[Line]:
     for measure in reversed(CLOCKS):
         pair = experiment.pair("ovl", "blk", measure)
         means = (*(estimate(experiment.mean(arm, measure)) for arm in _ARMS), of_means(pair))
-        lines.append(
-            (
-                f"Goodput (steps/s), {CLOCKS[measure]}; gain as ratio of means",
-                published[measure],
-                means,
-            )
-        )
-        lines.append(
-            (
-                f"Gain as mean of ratios, {CLOCKS[measure]}",
-                (None, None, None, typical[measure]),
-                (None, None, None, of_ratios(pair)),
-            )
-        )
+        gain = f"Goodput (steps/s), {CLOCKS[measure]}; gain as ratio of means"
+        there, here = (None, None, None, typical[measure]), (None, None, None, of_ratios(pair))
+        lines += [
+            (gain, published[measure], means),
+            (f"Gain as mean of ratios, {CLOCKS[measure]}", there, here),
+        ]
     return lines
 
 
@@ -196,22 +170,13 @@ def _drops(experiment: Experiment) -> list[Line]:
         ratios = [
             pair.mean_of_ratios.mean if pair and pair.mean_of_ratios else None for pair in pairs
         ]
-        measured = (_ZERO, *map(of_means, pairs), _points(means))
-        lines.append(
-            (
-                f"Drop vs ref, ratio of means, {CLOCKS[measure]}",
-                _published("drop", "%") if known else _NOTHING,
-                measured,
-            )
-        )
-        measured = (_ZERO, *map(of_ratios, pairs), _points(ratios))
-        lines.append(
-            (
-                f"Drop vs ref, mean of ratios, {CLOCKS[measure]}",
-                by_ratio if known else _NOTHING,
-                measured,
-            )
-        )
+        of_mean, of_ratio = (_published("drop", "%"), by_ratio) if known else (_NOTHING, _NOTHING)
+        by_means = (_ZERO, *map(of_means, pairs), _points(means))
+        by_ratios = (_ZERO, *map(of_ratios, pairs), _points(ratios))
+        lines += [
+            (f"Drop vs ref, ratio of means, {CLOCKS[measure]}", of_mean, by_means),
+            (f"Drop vs ref, mean of ratios, {CLOCKS[measure]}", of_ratio, by_ratios),
+        ]
     return lines
 
 
@@ -308,15 +273,9 @@ def table7(experiment: Experiment) -> PublishedTable:
             " reference."
         ),
     ]
-    title = (
-        "Table 7: overlapped against blocking, sliced over data set, model and failure schedule"
-        f" ({experiment.scale})"
-    )
-    return PublishedTable(
-        "table7",
-        Table(title, COLUMNS7, tuple(rows), " ".join([*notes, *experiment.remarks()])),
-        experiment.setting,
-    )
+    title = "Table 7: overlapped against blocking, sliced over data set, model and failure schedule"
+    notes += experiment.remarks()
+    return published_table(experiment, "table7", title, COLUMNS7, rows, notes)
 
 
 def _slice_rows(experiment: Experiment, values: SliceValues) -> list[Row]:
@@ -442,23 +401,17 @@ def table6(experiment: Experiment) -> PublishedTable:
     title = (
         f"Table 6: suites ranked by the gain of overlapped over blocking, {_how_many(experiment)}"
     )
-    note = " ".join(
-        [f"Ranked by the measured gain ({CLOCKS['goodput']}). {_drift()}", *experiment.remarks()]
-    )
-    return PublishedTable(
-        "table6",
-        Table(title, (Column("Rank", "count"), *_columns(COLUMNS6)), tuple(rows), note),
-        experiment.setting,
-    )
+    columns = (Column("Rank", "count"), *_columns(COLUMNS6))
+    ranked_by = f"Ranked by the measured gain ({CLOCKS['goodput']}). {_drift()}"
+    notes = [ranked_by, *experiment.remarks()]
+    return published_table(experiment, "table6", title, columns, rows, notes)
 
 
 def table8(experiment: Experiment) -> PublishedTable:
     rows = [row for suite in _shown(experiment) for row in _rows(experiment, suite, COLUMNS8)]
     title = f"Table 8: every suite, {_how_many(experiment)}"
-    note = " ".join([_drift(), *experiment.remarks()])
-    return PublishedTable(
-        "table8", Table(title, _columns(COLUMNS8), tuple(rows), note), experiment.setting
-    )
+    notes = [_drift(), *experiment.remarks()]
+    return published_table(experiment, "table8", title, _columns(COLUMNS8), rows, notes)
 
 
 def gains(experiment: Experiment, measure: str = "goodput") -> dict[str, float]:
@@ -476,7 +429,7 @@ def _shown(experiment: Experiment) -> list[str]:
 
 
 def _how_many(experiment: Experiment) -> str:
-    return f"{len(experiment.suites)} of {len(SUITES)} averaged ({experiment.scale})"
+    return f"{len(experiment.suites)} of {len(SUITES)} averaged"
 
 
 def _drift() -> str:

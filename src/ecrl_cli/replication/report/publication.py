@@ -46,14 +46,12 @@ from ecrl_cli.report.tables.table import Column, Row, Table, records_table, text
 MATRIX = (table1, table2, table3, table4, table5, table6, table7, table8)
 SCHEMA_VERSION = 1
 SUITE_COLUMNS = (
-    *(
-        Column("Suite"),
-        Column("Accepted"),
-        Column("Scale"),
-        Column("Arms"),
-        Column("Runs", "count"),
-        Column("Valid", "count"),
-    ),
+    Column("Suite"),
+    Column("Accepted"),
+    Column("Scale"),
+    Column("Arms"),
+    Column("Runs", "count"),
+    Column("Valid", "count"),
     Column("Gates that failed"),
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.safe_read import read_lines, read_whole
+from ecrl_cli.replication.report.cells import published_table
 from ecrl_cli.replication.report.sample import Experiment
 from ecrl_cli.replication.report.setting import WORDS, facts, revision, shown
 from ecrl_cli.replication.report.values import PUBLISHED, SUITES
@@ -18,7 +19,7 @@ from ecrl_cli.report.formats import NONE, listed, plural, printable
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.suite_gates import pooling_obstacles
 from ecrl_cli.report.render.publication import PublishedTable
-from ecrl_cli.report.tables.table import Cell, Column, Row, Table
+from ecrl_cli.report.tables.table import Cell, Column, Row
 
 COLUMNS1 = (
     *map(Column, ("Published field", "Used there for", "Here", "In")),
@@ -32,13 +33,11 @@ COLUMNS2 = (
     Column("What differs"),
 )
 COLUMNS3 = (
-    *(
-        Column("Axis"),
-        Column("Published"),
-        Column("Count there", "count"),
-        Column("Measured"),
-        Column("Count here", "count"),
-    ),
+    Column("Axis"),
+    Column("Published"),
+    Column("Count there", "count"),
+    Column("Measured"),
+    Column("Count here", "count"),
     *(Column("Role"), Column("What differs")),
 )
 COLUMNS4 = tuple(
@@ -126,12 +125,10 @@ LOGGED = (
     _Logged("global_step", "progress; boundaries of restarts", _RANK, ("global_step",)),
     _Logged("epoch, cursor_step", "which window of samples", _RANK, ("epoch", "cursor_step")),
     _Logged(
-        *(
-            "sample_ids_hash/count",
-            "what was consumed, without the ids",
-            _RANK,
-            ("sample_ids_hash", "sample_ids_count"),
-        ),
+        "sample_ids_hash/count",
+        "what was consumed, without the ids",
+        _RANK,
+        ("sample_ids_hash", "sample_ids_count"),
         "SHA-256 of the ids in order, and a digest of the inputs beside it",
     ),
     _Logged("world_size, rank", "ranks held against each other", _RANK, ("world_size", "rank")),
@@ -143,12 +140,10 @@ LOGGED = (
         "at full precision, so that equal means equal",
     ),
     _Logged(
-        *(
-            "checkpoint_rank0.jsonl",
-            "snapshot, write, enqueue, backpressure, stall",
-            _SAVES,
-            ("event", "global_step", "snapshot_s"),
-        ),
+        "checkpoint_rank0.jsonl",
+        "snapshot, write, enqueue, backpressure, stall",
+        _SAVES,
+        ("event", "global_step", "snapshot_s"),
         "an event a line, each save ended once",
     ),
     _Logged(
@@ -177,11 +172,7 @@ def table1(experiment: Experiment) -> PublishedTable:
         )
         rows.append((each.name, each.purpose, ", ".join(each.fields), each.file, having, differs))
     note = "NN: the attempt, R: the rank. What else is logged: docs/decisions/event-schema.md."
-    return PublishedTable(
-        "table1",
-        Table(f"Table 1: logged fields ({experiment.scale})", COLUMNS1, tuple(rows), note),
-        experiment.setting,
-    )
+    return published_table(experiment, "table1", "Table 1: logged fields", COLUMNS1, rows, [note])
 
 
 def table2(experiment: Experiment) -> PublishedTable:
@@ -203,11 +194,7 @@ def table2(experiment: Experiment) -> PublishedTable:
             (label, published, measured, Cell(len(runs), text=plural(len(runs), "run")), verdict)
         )
     note = "The published runs used four of six GPUs of two kinds, and it is not said which."
-    return PublishedTable(
-        "table2",
-        Table(f"Table 2: environment ({experiment.scale})", COLUMNS2, tuple(rows), note),
-        experiment.setting,
-    )
+    return published_table(experiment, "table2", "Table 2: environment", COLUMNS2, rows, [note])
 
 
 def table3(experiment: Experiment) -> PublishedTable:
@@ -241,15 +228,9 @@ def table3(experiment: Experiment) -> PublishedTable:
         f"The published matrix is {PUBLISHED.exp4_prefix}; its manifest counts suites ({there}) and"
         f" averages both kinds. {_reuse(runs)}"
     )
-    title = (
-        f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand"
-        f" ({experiment.scale})"
-    )
-    return PublishedTable(
-        "table3",
-        Table(title, COLUMNS3, tuple(rows), " ".join([note, *experiment.remarks()])),
-        experiment.setting,
-    )
+    title = f"Table 3: run matrix, {len(experiment.present)} of {len(SUITES)} suites at hand"
+    notes = [note, *experiment.remarks()]
+    return published_table(experiment, "table3", title, COLUMNS3, rows, notes)
 
 
 def _axis(key: str, found: Sequence[str], missing: str) -> Row:
@@ -353,8 +334,8 @@ def table4(experiment: Experiment) -> PublishedTable:
         "The published text calls the seed fixed (section 5.3); its table counts three of them."
         " Arms without failures have no failure steps."
     )
-    title = f"Table 4: controlled and varied factors ({experiment.scale})"
-    return PublishedTable("table4", Table(title, COLUMNS4, tuple(rows), note), experiment.setting)
+    title = "Table 4: controlled and varied factors"
+    return published_table(experiment, "table4", title, COLUMNS4, rows, [note])
 
 
 def _role(key: str, known: Sequence[dict[str, Any]], runs: Sequence[Run]) -> str:

@@ -33,16 +33,14 @@ ORDER = (
 # Of keys that always differ together the first of these is the axis; any other key comes after
 # them, in the order of the configuration.
 _FIRST = (
-    *(
-        VARIANT,
-        "dataset.name",
-        "model.name",
-        "task.name",
-        "optimizer.name",
-        "checkpoint.strategy",
-        "write_mode.name",
-        "storage.name",
-    ),
+    VARIANT,
+    "dataset.name",
+    "model.name",
+    "task.name",
+    "optimizer.name",
+    "checkpoint.strategy",
+    "write_mode.name",
+    "storage.name",
     *("failure.kind", "schedule.name", "recovery.name", "supervision.launcher"),
 )
 _NAMES = {

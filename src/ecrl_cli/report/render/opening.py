@@ -103,19 +103,15 @@ def _of_effects(found: Sequence[tuple[str, Contrast]], more: int, *, several: bo
         beside = f"; {each.against_floor} of {share(noise)}" if noise is not None else ""
         rows.append(
             EffectRow(
-                *(
-                    f"{each.title}{where}",
-                    axis,
-                    change(each.effect),
-                    place(each.effect),
-                    place(start),
-                    round(place(end) - place(start), 2),
-                ),
-                *(
-                    floor[0] if floor else None,
-                    round(floor[1] - floor[0], 2) if floor else 0.0,
-                    each.distinguishable,
-                ),
+                f"{each.title}{where}",
+                axis,
+                change(each.effect),
+                place(each.effect),
+                place(start),
+                round(place(end) - place(start), 2),
+                floor[0] if floor else None,
+                round(floor[1] - floor[0], 2) if floor else 0.0,
+                each.distinguishable,
                 f"{change(each.effect)} [{change(start)} to {change(end)}],"
                 f" {plural(each.pair.n, 'pair')}{beside}",
             )

@@ -270,13 +270,11 @@ def _noise_table(found: SweepDiff) -> Table:
         if floor
     )
     columns = (
-        *(
-            Column("sweep"),
-            Column("source"),
-            Column("measure"),
-            Column("pairs", "count"),
-            Column("largest", "percent"),
-        ),
+        Column("sweep"),
+        Column("source"),
+        Column("measure"),
+        Column("pairs", "count"),
+        Column("largest", "percent"),
         Column("ended bit for bit alike", "count"),
     )
     return Table(

@@ -26,12 +26,10 @@ _POWER = ("power-loss", "real-shutdown", "ecrl study study=power-loss 'study.arm
 _OUR_LOADER = "the integrity check, in the random arm"
 
 _COLUMNS = (
-    *(
-        SUITE,
-        ARM,
-        Column("runs", "count"),
-        Column("valid", "count", "runs that `ecrl verify` calls valid"),
-    ),
+    SUITE,
+    ARM,
+    Column("runs", "count"),
+    Column("valid", "count", "runs that `ecrl verify` calls valid"),
     Column("stall", "seconds", "of the training, per checkpoint"),
     Column(
         "save",
@@ -103,22 +101,18 @@ def _row(arm: Arm, studies: Sequence[StudyResult]) -> Row:
     ]
     valid = sum(run.verdict.status == "valid" for run in arm.runs)
     return (
-        *(
-            arm.suite,
-            Cell(arm.label, arm=arm.label),
-            len(arm.runs),
-            valid,
-            mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
-        ),
+        arm.suite,
+        Cell(arm.label, arm=arm.label),
+        len(arm.runs),
+        valid,
+        mean_cell(arm.summary("stall_per_checkpoint_s"), strong=True),
         mean_cell(arm.summary("durable_write_per_checkpoint_s")),
         *(
             mean_cell(summary(found)) if found and arm.averaged else None
             for found in (loads, totals)
         ),
-        *(
-            mean_cell(arm.summary("goodput"), strong=True),
-            round(math.fsum(sizes) / len(sizes)) if sizes else None,
-        ),
+        mean_cell(arm.summary("goodput"), strong=True),
+        round(math.fsum(sizes) / len(sizes)) if sizes else None,
         *(_damage(arm.runs[0], studies), _power(arm.runs[0], studies)),
     )
 

@@ -34,30 +34,22 @@ from ecrl_cli.report.tables.time_parts import restarts_table, stalls_table
 # measures in each suite's table; all are in comparisons.csv
 SHORT = ("goodput", "goodput_published_clock", "wall_s", "stall_s")
 PAIR_COLUMNS = (
-    *(
-        Column("pairs", "count"),
-        Column("ratio of means", "change"),
-        Column("BCa", "change", "95% interval of the ratio of means"),
-    ),
-    *(
-        Column("mean of ratios", "change"),
-        Column("95% t", "change"),
-        Column("BCa of ratios", "change"),
-    ),
-    *(
-        Column("difference", "number"),
-        Column(
-            "signs", "count", "pairs that went up, the exact interval of their share, the sign test"
-        ),
+    Column("pairs", "count"),
+    Column("ratio of means", "change"),
+    Column("BCa", "change", "95% interval of the ratio of means"),
+    Column("mean of ratios", "change"),
+    Column("95% t", "change"),
+    Column("BCa of ratios", "change"),
+    Column("difference", "number"),
+    Column(
+        "signs", "count", "pairs that went up, the exact interval of their share, the sign test"
     ),
 )
 COMPARED = (
-    *(
-        Column("suite", facet="suite", hidden=True),
-        Column("comparison", facet="arm"),
-        Column("measure"),
-        *PAIR_COLUMNS,
-    ),
+    Column("suite", facet="suite", hidden=True),
+    Column("comparison", facet="arm"),
+    Column("measure"),
+    *PAIR_COLUMNS,
     Column("noise floor", help="what the mean of as many pairs of equal runs may differ by"),
 )
 _BRIEF = (
@@ -136,12 +128,10 @@ def contrast_cells(contrast: Contrast) -> Row:
         else None
     )
     return (
-        *(
-            NAMES[contrast.measure],
-            pair.n,
-            pair.ratio_of_means,
-            interval_cell(pair.ratio_low, pair.ratio_high),
-        ),
+        NAMES[contrast.measure],
+        pair.n,
+        pair.ratio_of_means,
+        interval_cell(pair.ratio_low, pair.ratio_high),
         *ratio_cells(pair),
         interval_cell(ratios.boot_low, ratios.boot_high) if ratios else None,
         *(Cell(pair.difference.mean, kind), signs_cell(pair.signs), floor),
@@ -212,12 +202,10 @@ def _win(contrast: Contrast, suite: str) -> Row:
     )
     published = contrast.published.ratio_of_means if contrast.published else None
     return (
-        *(
-            Cell(contrast.title + suite, arm=contrast.arm),
-            pair.n,
-            ratio,
-            mean_cell(pair.mean_of_ratios, strong=True),
-        ),
+        Cell(contrast.title + suite, arm=contrast.arm),
+        pair.n,
+        ratio,
+        mean_cell(pair.mean_of_ratios, strong=True),
         *(signs_cell(pair.signs), noise, contrast.against_floor, published),
     )
 
@@ -253,14 +241,12 @@ def noise_table(comparison: Comparison) -> Table:
         for floor in floors(comparison, measure, suites)
     ]
     columns = (
-        *(
-            SUITE,
-            Column("source"),
-            Column("measure"),
-            Column("pairs", "count"),
-            Column("mean", "change"),
-            Column("sd", "change"),
-        ),
+        SUITE,
+        Column("source"),
+        Column("measure"),
+        Column("pairs", "count"),
+        Column("mean", "change"),
+        Column("sd", "change"),
         *(Column("largest", "percent"), Column("ended bit for bit alike", "count")),
     )
     return Table(
@@ -290,19 +276,15 @@ def overlap_table(comparison: Comparison) -> Table:
         for arm in ("blocking", "overlapped")
     ]
     columns = (
-        *(
-            SUITE,
-            Column("comparison", facet="arm"),
-            Column("pairs", "count"),
-            Column("stall saved", "seconds"),
-            Column("wall saved", "seconds"),
-        ),
-        *(
-            Column("95% t", "seconds", "of the wall time saved"),
-            Column("wall / stall", "percent"),
-            Column("BCa", "percent"),
-            *both,
-        ),
+        SUITE,
+        Column("comparison", facet="arm"),
+        Column("pairs", "count"),
+        Column("stall saved", "seconds"),
+        Column("wall saved", "seconds"),
+        Column("95% t", "seconds", "of the wall time saved"),
+        Column("wall / stall", "percent"),
+        Column("BCa", "percent"),
+        *both,
     )
     what = "What overlapping saved per run, and seconds per submitted checkpoint"
     return Table(
@@ -323,14 +305,12 @@ def _saved(saved: Overlap) -> Row:
     return (
         *(saved.pairs, saved.stall_saved_s.mean, wall.mean, span_cell(wall)),
         *(saved.efficiency, interval_cell(saved.efficiency_low, saved.efficiency_high)),
-        *(
-            b.submitted,
-            a.submitted,
-            b.stall_s,
-            a.stall_s,
-            b.serialize_s,
-            a.serialize_s,
-            b.write_s,
-            a.write_s,
-        ),
+        b.submitted,
+        a.submitted,
+        b.stall_s,
+        a.stall_s,
+        b.serialize_s,
+        a.serialize_s,
+        b.write_s,
+        a.write_s,
     )

@@ -17,11 +17,9 @@ _COLUMNS = (
         "count",
         "intervals in which one was between its submission and its end",
     ),
-    *(
-        Column("others", "count"),
-        Column("transfers/s with", "measured", "mean"),
-        Column("transfers/s without", "measured", "mean"),
-    ),
+    Column("others", "count"),
+    Column("transfers/s with", "measured", "mean"),
+    Column("transfers/s without", "measured", "mean"),
     *(Column("written/s with", "bytes", "median"), Column("written/s without", "bytes", "median")),
     Column("busier than nine in ten others", "count", "by bytes written"),
     Column(

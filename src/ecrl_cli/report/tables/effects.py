@@ -15,17 +15,13 @@ from ecrl_cli.report.tables.table import Cell, Column, Row, Table, mean_cell, si
 
 _FLOOR = Column("noise floor", help="what the mean of as many pairs of equal runs may differ by")
 _NUMBERS = (
-    *(
-        Column("pairs", "count"),
-        Column("goodput", "change", "mean of the ratios of pairs that agree in everything else"),
+    Column("pairs", "count"),
+    Column("goodput", "change", "mean of the ratios of pairs that agree in everything else"),
+    Column("95% t", "change"),
+    Column(
+        "signs", "count", "pairs that went up, the exact interval of their share, the sign test"
     ),
-    *(
-        Column("95% t", "change"),
-        Column(
-            "signs", "count", "pairs that went up, the exact interval of their share, the sign test"
-        ),
-        _FLOOR,
-    ),
+    _FLOOR,
 )
 _AXIS = (Column("axis"), Column("level"), Column("against"))
 

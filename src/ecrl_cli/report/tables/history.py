@@ -37,12 +37,10 @@ def now_table(history: History) -> Table:
     it.
     """
     columns = (
-        *(
-            SUITE,
-            ARM,
-            Column("verdict", facet="verdict"),
-            Column("since", help="the build from which on it has this verdict"),
-        ),
+        SUITE,
+        ARM,
+        Column("verdict", facet="verdict"),
+        Column("since", help="the build from which on it has this verdict"),
         *(Column("before", help="the verdict in the build before"), Column("runs", "count")),
         *(
             part
@@ -100,11 +98,9 @@ def wrong_table(history: History) -> Table:
     )
     rows = tuple(
         (
-            *(
-                track.suite,
-                Cell(track.arm, arm=track.arm),
-                Cell(track.now.status, text=STATUS_WORDS[track.now.status], badge=track.now.status),
-            ),
+            track.suite,
+            Cell(track.arm, arm=track.arm),
+            Cell(track.now.status, text=STATUS_WORDS[track.now.status], badge=track.now.status),
             *(history.builds[track.since].name, short(track.now.why, 300)),
         )
         for track in history.tracks
@@ -129,13 +125,11 @@ def builds_table(history: History) -> Table:
     differs around them from the one before.
     """
     columns = (
-        *(
-            Column("build"),
-            Column("started (UTC)"),
-            Column("commit"),
-            Column("machine"),
-            Column("runs", "count"),
-        ),
+        Column("build"),
+        Column("started (UTC)"),
+        Column("commit"),
+        Column("machine"),
+        Column("runs", "count"),
         *(
             Column(STATUS_WORDS[status], "count")
             for status in (VALID, INVALID, UNFINISHED, UNKNOWN, MISSING)
@@ -144,11 +138,9 @@ def builds_table(history: History) -> Table:
     )
     rows = tuple(
         (
-            *(
-                build.name,
-                date(build.when) or None,
-                listed(list(build.commits)) if build.commits else None,
-            ),
+            build.name,
+            date(build.when) or None,
+            listed(list(build.commits)) if build.commits else None,
             *(listed(list(build.machines)) if build.machines else None, len(build.runs)),
             *(build.count(status) for status in (VALID, INVALID, UNFINISHED, UNKNOWN, MISSING)),
             around(history, at) or None,

@@ -15,21 +15,17 @@ from ecrl_cli.report.tables.table import Cell, Column, Row, Table, interval_cell
 def quality_table(comparison: Comparison) -> Table:
     """One row per arm and measure; empty unless a run measured its quality (`evaluate.every`)."""
     columns = (
-        *(
-            SUITE,
-            ARM,
-            Column("measure"),
-            Column("runs", "count"),
-            Column("mean", "measured"),
-            Column("95% t", "measured"),
-            Column("BCa", "measured"),
-        ),
-        *(
-            Column("lowest", "measured"),
-            Column("highest", "measured"),
-            Column("samples", "count"),
-            Column("evaluations", "count"),
-        ),
+        SUITE,
+        ARM,
+        Column("measure"),
+        Column("runs", "count"),
+        Column("mean", "measured"),
+        Column("95% t", "measured"),
+        Column("BCa", "measured"),
+        Column("lowest", "measured"),
+        Column("highest", "measured"),
+        Column("samples", "count"),
+        Column("evaluations", "count"),
         Column("evaluating", "seconds", "of a run, mean"),
     )
     rows: list[Row] = []
@@ -43,13 +39,11 @@ def quality_table(comparison: Comparison) -> Table:
             last = found[0][0].evaluations[-1]
             rows.append(
                 (
-                    *(
-                        arm.suite,
-                        Cell(arm.label, arm=arm.label),
-                        NAMES[measure],
-                        len(values),
-                        Cell(mean.mean, strong=True) if mean else None,
-                    ),
+                    arm.suite,
+                    Cell(arm.label, arm=arm.label),
+                    NAMES[measure],
+                    len(values),
+                    Cell(mean.mean, strong=True) if mean else None,
                     *(
                         (span_cell(mean), interval_cell(mean.boot_low, mean.boot_high))
                         if mean

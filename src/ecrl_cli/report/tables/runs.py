@@ -102,23 +102,19 @@ def runs_table(
 ) -> Table:
     """Every run of `suites` (None: of all), whether compared or not; those that failed first."""
     columns = (
-        *(
-            SUITE,
-            ARM,
-            SEED,
-            Column("verdict", facet="verdict"),
-            Column("steps", "count"),
-            Column("goodput", "rate"),
-        ),
+        SUITE,
+        ARM,
+        SEED,
+        Column("verdict", facet="verdict"),
+        Column("steps", "count"),
+        Column("goodput", "rate"),
         *(
             Column(f"vs {base}", "change", "goodput against the run of the same suite and seed")
             for base in BASES
         ),
-        *(
-            Column("restarts", "count"),
-            Column("replayed", "count"),
-            Column("stall per checkpoint", "seconds"),
-        ),
+        Column("restarts", "count"),
+        Column("replayed", "count"),
+        Column("stall per checkpoint", "seconds"),
         *(Column(end, "count", "checkpoints that ended so") for end in _ENDS),
     )
     runs = [
@@ -186,11 +182,9 @@ def divergence_table(comparison: Comparison, anchors: Anchors) -> Table:
             )
             for label in ("loss: max", "mean", "area")
         ),
-        *(
-            Column("first differing step", "count"),
-            Column("parameters L2", "magnitude"),
-            Column("buffers L2", "magnitude"),
-        ),
+        Column("first differing step", "count"),
+        Column("parameters L2", "magnitude"),
+        Column("buffers L2", "magnitude"),
     )
     compared = [
         run for suite in comparison.suites for run in in_order(comparison, suite) if run.divergence
@@ -228,19 +222,15 @@ def recoveries_table(comparison: Comparison) -> Table:
     """
     counted = ("recoveries", "survived", "replayed", "given up", "lost samples")
     columns = (
-        *(
-            SUITE,
-            ARM,
-            SEED,
-            Column("recovery"),
-            Column("goodput (steps/s)", "rate"),
-            Column("wall", "seconds"),
-        ),
+        SUITE,
+        ARM,
+        SEED,
+        Column("recovery"),
+        Column("goodput (steps/s)", "rate"),
+        Column("wall", "seconds"),
         *(Column(label, "count") for label in counted),
-        *(
-            Column("per recovery", "seconds", "mean, from each failure to the first new step"),
-            Column("range", "seconds"),
-        ),
+        Column("per recovery", "seconds", "mean, from each failure to the first new step"),
+        Column("range", "seconds"),
     )
     found = [
         run
@@ -364,18 +354,14 @@ def arms_brief(comparison: Comparison) -> Table:
     compared = {base: [_against(comparison, arm, base) for arm in arms] for base in BASES}
     bases = [base for base, cells in compared.items() if any(cell is not None for cell in cells)]
     columns = (
-        *(
-            SUITE,
-            ARM,
-            Column("valid"),
-            Column("goodput", "rate"),
-            *(Column(f"vs {base}", "change") for base in bases),
-        ),
-        *(
-            Column("stall per checkpoint", "seconds"),
-            Column("restarts", "count"),
-            Column("replayed", "count"),
-        ),
+        SUITE,
+        ARM,
+        Column("valid"),
+        Column("goodput", "rate"),
+        *(Column(f"vs {base}", "change") for base in bases),
+        Column("stall per checkpoint", "seconds"),
+        Column("restarts", "count"),
+        Column("replayed", "count"),
     )
     rows = tuple(
         (
@@ -450,12 +436,10 @@ def costs_table(comparison: Comparison) -> Table:
             Column(family, "percent", "share of the wall time, mean over runs")
             for family in families
         ),
-        *(
-            Column("stall per checkpoint", "seconds"),
-            _DURABLE,
-            Column("per restart", "seconds"),
-            Column("steps replayed", "count"),
-        ),
+        Column("stall per checkpoint", "seconds"),
+        _DURABLE,
+        Column("per restart", "seconds"),
+        Column("steps replayed", "count"),
     )
     several = len({arm.suite for arm in chosen}) > 1
     rows = tuple(
@@ -522,13 +506,11 @@ def measures_table(comparison: Comparison, scope: str, suites: Sequence[str]) ->
     zero in every run are left out.
     """
     columns = (
-        *(
-            Column("suite", facet="suite", hidden=True),
-            ARM,
-            Column("measure"),
-            Column("runs", "count"),
-            Column("mean", "number"),
-        ),
+        Column("suite", facet="suite", hidden=True),
+        ARM,
+        Column("measure"),
+        Column("runs", "count"),
+        Column("mean", "number"),
         *(Column("sd", "number"), Column("95% t", "number"), Column("BCa", "number")),
     )
     rows: list[Row] = []

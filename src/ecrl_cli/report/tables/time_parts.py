@@ -54,12 +54,10 @@ def restarts_table(comparison: Comparison) -> Table:
                 )
             )
     columns = (
-        *(
-            SUITE,
-            ARM,
-            Column("restarts", "count"),
-            *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS),
-        ),
+        SUITE,
+        ARM,
+        Column("restarts", "count"),
+        *(Column(phase.replace("_", "-"), "seconds") for phase in RESTART_COSTS),
         *(Column("total", "seconds"), Column("95% t", "seconds")),
     )
     title = (

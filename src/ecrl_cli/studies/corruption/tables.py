@@ -9,7 +9,6 @@ from typing import Any
 from ecrl_cli.checkpoint.format.names import LATEST, LAYERS
 from ecrl_cli.errors import plural
 from ecrl_cli.metrics.gates import Gate
-from ecrl_cli.metrics.statistics import wilson
 from ecrl_cli.studies.corruption.byte_faults import PUBLISHED_FAULTS
 from ecrl_cli.studies.corruption.in_memory import summed
 from ecrl_cli.studies.corruption.mutants import BACKED, MUTANTS
@@ -22,7 +21,7 @@ from ecrl_cli.studies.frame.result import (
     Figure,
     ResultColumn,
     ResultTable,
-    Series,
+    shares_series,
     upper_bound,
 )
 from ecrl_cli.studies.frame.result import proportion as proportion_of
@@ -140,15 +139,11 @@ def _sum(group: Group) -> dict[str, Any]:
 def _sliced(name: str, title: str, label: Callable[[Record], str], *, intervals: bool) -> TableSpec:
     """Sums of the slices of the arm `name` by `label`; enumerated cases have no interval."""
     columns = (
-        *(
-            ResultColumn("injected", "injected", "count"),
-            ResultColumn("noops", "changed nothing", "count"),
-        ),
-        *(
-            ResultColumn("k", "detected", "count"),
-            ResultColumn("n", _EFFECTIVE, "count"),
-            *(PROPORTION_COLUMNS[2:] if intervals else ()),
-        ),
+        ResultColumn("injected", "injected", "count"),
+        ResultColumn("noops", "changed nothing", "count"),
+        ResultColumn("k", "detected", "count"),
+        ResultColumn("n", _EFFECTIVE, "count"),
+        *(PROPORTION_COLUMNS[2:] if intervals else ()),
         *(ResultColumn("untyped", "exceptions", "count"), *_LAYERS),
     )
 
@@ -370,27 +365,13 @@ def figures(results: TrialResults) -> Iterator[Figure]:
     if not rows:
         return
     printed = [PUBLISHED[row["fault"]][0] for row in rows]
-    rate, low, high = (
-        tuple(row[key] or 0.0 for row in rows) for key in ("rate", "wilson_low", "wilson_high")
-    )
-    bounds = [wilson(k, PUBLISHED_TRIALS) for k in printed]
-    theirs = Series(
-        "published",
-        tuple(k / PUBLISHED_TRIALS for k in printed),
-        (),
-        tuple(b.low for b in bounds),
-        tuple(b.high for b in bounds),
+    series = (
+        shares_series("here", [(row["k"], row["n"]) for row in rows]),
+        shares_series("published", [(k, PUBLISHED_TRIALS) for k in printed]),
     )
     title = "Detection rates of effective corruption, Wilson 95% intervals"
-    yield Figure(
-        "detection",
-        title,
-        "bars",
-        "fault",
-        "share detected",
-        (Series("here", rate, (), low, high), theirs),
-        tuple(r["fault"] for r in rows),
-    )
+    names = tuple(row["fault"] for row in rows)
+    yield Figure("detection", title, "bars", "fault", "share detected", series, names)
 
 
 def _keys(records: Iterable[Record], bad: Callable[[Record], object]) -> list[str]:

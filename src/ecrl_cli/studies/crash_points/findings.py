@@ -18,25 +18,26 @@ from ecrl_cli.studies.frame.gates import named, none_bad
 from ecrl_cli.studies.frame.published import published
 from ecrl_cli.studies.frame.result import (
     Figure,
-    ResultColumn,
     ResultTable,
     Series,
-    proportion,
+    shares_series,
     upper_bound,
 )
 from ecrl_cli.studies.frame.store_fixture import write_mode
 from ecrl_cli.studies.frame.study import Record, TrialResults
 from ecrl_cli.studies.frame.tables import (
-    Cells,
     Group,
     TableSpec,
     cell,
     fact,
     grouped,
+    item,
+    items,
     mutants_table,
     outcomes,
     share,
     size,
+    table,
     value,
 )
 from ecrl_cli.studies.frame.tables import count as count_of
@@ -115,25 +116,11 @@ def _shares(
         filter(_in_group, results.of("point")), lambda r: (r.facts["mode"], r.facts["point"])
     )
     for mode in modes(results):
-        shares = [
-            proportion(counted(mine), len(mine))
-            for mine in (tried.get((mode, point), []) for point in CONDITIONS.values())
-        ]
-        if all(share["n"] for share in shares):
-            rate, low, high = (
-                tuple(share[key] for share in shares)
-                for key in ("rate", "wilson_low", "wilson_high")
-            )
-            series.append(Series(mode, rate, low=low, high=high))
-    return Figure(
-        name,
-        title,
-        "bars",
-        "killed at",
-        "share of groups",
-        tuple(series),
-        categories=tuple(CONDITIONS),
-    )
+        groups = [tried.get((mode, point), []) for point in CONDITIONS.values()]
+        if all(groups):
+            series.append(shares_series(mode, [(counted(mine), len(mine)) for mine in groups]))
+    of_groups = "share of groups"
+    return Figure(name, title, "bars", "killed at", of_groups, tuple(series), tuple(CONDITIONS))
 
 
 def breakdown(results: TrialResults) -> Figure:
@@ -153,37 +140,18 @@ def breakdown(results: TrialResults) -> Figure:
         Series(kind, tuple(counted[point, kind] / shares[point] for point in points))
         for kind in kinds
     )
-    title = "Why unsafe groups were refused"
-    return Figure(
-        "reasons",
-        title,
-        "stacked",
-        "killed at",
-        "share of refused groups",
-        series,
-        categories=tuple(points),
-    )
+    title, share_of = "Why unsafe groups were refused", "share of refused groups"
+    return Figure("reasons", title, "stacked", "killed at", share_of, series, tuple(points))
 
 
 def phases(results: TrialResults) -> Figure:
     counted = phase_counts(results)
-    series = (
-        tuple(
-            Series(mode, tuple(float(counts[mode]) for counts in counted.values()))
-            for mode in modes(results)
-        )
-        if counted
-        else ()
+    series = tuple(
+        Series(mode, tuple(float(counts[mode]) for counts in counted.values()))
+        for mode in (modes(results) if counted else ())
     )
-    return Figure(
-        "phases",
-        "Where the random kills fell",
-        "bars",
-        "last point passed",
-        "kills",
-        series,
-        categories=tuple(counted),
-    )
+    title, passed = "Where the random kills fell", "last point passed"
+    return Figure("phases", title, "bars", passed, "kills", series, tuple(counted))
 
 
 def phase_counts(results: TrialResults) -> dict[str, dict[str, int]]:
@@ -200,16 +168,17 @@ def phase_counts(results: TrialResults) -> dict[str, dict[str, int]]:
 PRINTED = published("crash-points")
 
 
-def _printed(group: Group) -> dict[str, Any]:
+def _printed(place: int) -> Callable[[Group], Any]:
     """The published study wrote from one process and killed no atomic writer."""
-    facts = group[0].facts
-    of_writer = (
-        PRINTED["unsafe" if facts["mode"] == "unsafe" else "atomic"]
-        if STRATEGIES.of(facts["strategy"]).writes_in_step
-        else {}
-    )
-    ok, of, low, high = of_writer.get(_CONDITION_AT[facts["point"]], (None,) * 4)
-    return {"published_ok": ok, "published_n": of, "published_low": low, "published_high": high}
+
+    def read(group: Group) -> Any:
+        facts = group[0].facts
+        if not STRATEGIES.of(facts["strategy"]).writes_in_step:
+            return None
+        of_writer = PRINTED["unsafe" if facts["mode"] == "unsafe" else "atomic"]
+        return of_writer.get(_CONDITION_AT[facts["point"]], (None,) * 4)[place]
+
+    return read
 
 
 _PUBLISHED = TableSpec(
@@ -230,19 +199,10 @@ _PUBLISHED = TableSpec(
             "previous", "recovered the previous one", "count", lambda mine: count(mine, "previous")
         ),
         cell("whole", "recovered a whole one", "share", lambda mine: whole(mine) / len(mine)),
-        Cells(
-            (
-                *(
-                    ResultColumn("published_ok", "published OK", "count"),
-                    ResultColumn("published_n", "published of", "count"),
-                ),
-                *(
-                    ResultColumn("published_low", "published 95% low", "share"),
-                    ResultColumn("published_high", "published 95% high", "share"),
-                ),
-            ),
-            _printed,
-        ),
+        cell("published_ok", "published OK", "count", _printed(0)),
+        cell("published_n", "published of", "count", _printed(1)),
+        cell("published_low", "published 95% low", "share", _printed(2)),
+        cell("published_high", "published 95% high", "share", _printed(3)),
     ),
     note=(
         "Published Table 2 beside ours, group layout. Its 0% says that the group in flight was"
@@ -259,50 +219,41 @@ _PUBLISHED = TableSpec(
 )
 
 
+_REASON = {
+    "mode": "write mode",
+    "layout": "layout",
+    "point": "killed at",
+    "remains": "state of the files",
+    "layer": "refused by layer",
+    "reason": "reason",
+}
+
+
 def _reasons(results: TrialResults) -> ResultTable:
     counted = Counter(
-        (
-            r.facts["mode"],
-            r.facts["layout"],
-            r.facts["point"],
-            rejected["remains"],
-            rejected["layer"],
-            rejected["reason"],
-        )
+        tuple((r.facts | rejected)[key] for key in _REASON)
         for r in results.of("point")
         for rejected in r.found["rejected"]
     )
-    keys = ("mode", "layout", "point", "remains", "layer", "reason")
-    rows = tuple(dict(zip(keys, key, strict=True)) | {"n": count} for key, count in counted.items())
-    labels = (
-        "write mode",
-        "layout",
-        "killed at",
-        "state of the files",
-        "refused by layer",
-        "reason",
-    )
-    columns = (
-        *(ResultColumn(key, label) for key, label in zip(keys, labels, strict=True)),
-        ResultColumn("n", "trials", "count"),
-    )
+    rows = [dict(zip(_REASON, key, strict=True)) | {"n": n} for key, n in counted.items()]
     note = (
         "The integrity check reads the commit record first and names that; the state of the files"
         " stands beside it, in the words of published Figure 4 where it has one. Its"
         " manifest/commit mismatch cannot come from a kill here: COMMIT is begun when MANIFEST is"
         " whole."
     )
-    return ResultTable("reasons", "Why half a checkpoint was refused", columns, rows, note)
+    columns = (*items("text", **_REASON), item("n", "trials", "count"))
+    return table("reasons", "Why half a checkpoint was refused", columns, rows, note)
 
 
 def _phases(results: TrialResults) -> ResultTable:
-    rows = tuple({"phase": phase, **counts} for phase, counts in phase_counts(results).items())
+    rows = [{"phase": phase, **counts} for phase, counts in phase_counts(results).items()]
     columns = (
-        ResultColumn("phase", "last point passed"),
-        *(ResultColumn(mode, mode, "count") for mode in modes(results)),
+        item("phase", "last point passed"),
+        *items("count", **{mode: mode for mode in modes(results)}),
     )
     note = "Behind the last point of a save comes the look at its predecessor by the next one."
-    return ResultTable("phases", "Where the random kills fell", columns, rows, note)
+    return table("phases", "Where the random kills fell", columns, rows, note)
 
 
 def _by_protocol(record: Record) -> tuple[Any, ...]:

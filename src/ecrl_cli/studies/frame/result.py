@@ -4,6 +4,7 @@ arithmetic of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,16 @@ def proportion(k: int, n: int) -> dict[str, Any]:
         "cp_high": exact.high,
     }
     return {"k": k, "n": n, "rate": k / n, **bounds}
+
+
+def shares_series(label: str, counts: Iterable[tuple[int, int]]) -> Series:
+    """The share of each (k, n) with its Wilson interval; 0 where nothing was tried."""
+    shares = [proportion(k, n) for k, n in counts]
+    rate, low, high = (
+        tuple(share[key] or 0.0 for share in shares)
+        for key in ("rate", "wilson_low", "wilson_high")
+    )
+    return Series(label, rate, low=low, high=high)
 
 
 def upper_bound(n: int) -> float:

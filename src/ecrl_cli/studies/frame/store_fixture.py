@@ -8,8 +8,10 @@ import hashlib
 import json
 import mmap
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -86,6 +88,36 @@ class Payload:
     def content(self, layout: str, step: int) -> Components:
         """The digests that a manifest of `step` must name."""
         return _content(self, layout, step)
+
+
+def save_all(store: CheckpointStore, images: Iterable[CheckpointImage]) -> None:
+    """Save `images` in attempt 0, as a run does."""
+    store.claim(0)
+    for image in images:
+        store.update_pointers_and_retire(store.save(image, 0), image)
+
+
+class Template:
+    """Folders that `make` fills, each under its name: made once and copied for each trial."""
+
+    def __init__(self, folder: Path, make: Callable[[str, Path], None]) -> None:
+        self._folder, self._make = folder, make
+
+    @contextmanager
+    def copied(self, name: str, target: Path) -> Iterator[Path]:
+        """A fresh copy at `target`, removed on exit."""
+        made = self._folder / name
+        if not made.exists():
+            made.mkdir(parents=True)
+            self._make(name, made)
+        shutil.copytree(made, target, symlinks=True)
+        try:
+            yield target
+        finally:
+            shutil.rmtree(target)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @lru_cache(256)

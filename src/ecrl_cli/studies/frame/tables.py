@@ -1,5 +1,6 @@
-"""Declares a study's tables as columns over groups of records: `TableSpec("cells", "...",
-by=(fact("mode", "write mode"),), columns=(...))`.
+"""Declares a study's tables as columns that read their own values: `table` over any items,
+`TableSpec` over groups of records: `TableSpec("cells", "...", by=(fact("mode", "write mode"),),
+columns=(...))`.
 """
 
 from __future__ import annotations
@@ -7,27 +8,63 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ecrl_cli.studies.frame import result
 from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, ResultColumn, ResultTable
 from ecrl_cli.studies.frame.study import Record, TrialResults
 
+T = TypeVar("T")
 Group = Sequence[Record]
 Test = Callable[[Record], object]
 
 
 @dataclass(frozen=True)
 class Cells:
-    """One or more columns, and how their values are computed from a group of records."""
+    """One or more columns, and how their values are computed from what a row is about, such as a
+    group of records.
+    """
 
     columns: tuple[ResultColumn, ...]
-    read: Callable[[Group], Mapping[str, Any]]
+    read: Callable[[Any], Mapping[str, Any]]
 
 
-def cell(key: str, label: str, kind: str, read: Callable[[Group], Any]) -> Cells:
-    """One column with any value of a group."""
-    return Cells((ResultColumn(key, label, kind),), lambda group: {key: read(group)})
+def cell(key: str, label: str, kind: str, read: Callable[[Any], Any]) -> Cells:
+    """One column with any value of what the row is about."""
+    return Cells((ResultColumn(key, label, kind),), lambda about: {key: read(about)})
+
+
+def item(key: str, label: str, kind: str = "text", of: str = "") -> Cells:
+    """One column, where a row is a mapping or an object: its value under `of`, or `key`; of a
+    mapping without it None.
+    """
+
+    def read(about: Any) -> Any:
+        name = of or key
+        return about.get(name) if isinstance(about, Mapping) else getattr(about, name)
+
+    return cell(key, label, kind, read)
+
+
+def items(kind: str, **labels: str) -> tuple[Cells, ...]:
+    """A column of `kind` per key and label."""
+    return tuple(item(key, label, kind) for key, label in labels.items())
+
+
+def table(
+    name: str, title: str, columns: Sequence[Cells], about: Iterable[Any], note: str = ""
+) -> ResultTable:
+    """A row for each of `about`, as its columns read it."""
+    return ResultTable(
+        name,
+        title,
+        tuple(column for cells in columns for column in cells.columns),
+        tuple(
+            {key: value for cells in columns for key, value in cells.read(row).items()}
+            for row in about
+        ),
+        note,
+    )
 
 
 def fact(key: str, label: str, kind: str = "text") -> Cells:
@@ -61,9 +98,9 @@ def count(key: str, label: str, test: Test) -> Cells:
     return cell(key, label, "count", lambda group: sum(map(bool, map(test, group))))
 
 
-def total(key: str, label: str, of: str = "") -> Cells:
+def total(key: str, label: str, of: str = "", kind: str = "count") -> Cells:
     """The sum of the results under `of`, or `key`."""
-    return cell(key, label, "count", lambda group: sums(group, of or key)[of or key])
+    return cell(key, label, kind, lambda group: sums(group, of or key)[of or key])
 
 
 def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:
@@ -71,16 +108,19 @@ def most(key: str, label: str, kind: str = "count", of: str = "") -> Cells:
     return cell(key, label, kind, lambda group: max(record.found[of or key] for record in group))
 
 
-def outcomes(labels: Mapping[str, str]) -> Cells:
-    """Counts of each outcome of `labels`."""
+def counts(labels: Mapping[str, str], count: Callable[[Group], Counter[str]]) -> Cells:
+    """A column for each of `labels`: how often `count` has it in the group."""
 
     def counted(group: Group) -> dict[str, int]:
-        times = Counter(record.found["outcome"] for record in group)
-        return {outcome: times[outcome] for outcome in labels}
+        times = count(group)
+        return {key: times[key] for key in labels}
 
-    return Cells(
-        tuple(ResultColumn(outcome, label, "count") for outcome, label in labels.items()), counted
-    )
+    return Cells(tuple(ResultColumn(key, label, "count") for key, label in labels.items()), counted)
+
+
+def outcomes(labels: Mapping[str, str]) -> Cells:
+    """Counts of each outcome of `labels`."""
+    return counts(labels, lambda group: Counter(record.found["outcome"] for record in group))
 
 
 def proportion(test: Test, label: str = "count") -> Cells:
@@ -129,20 +169,11 @@ class TableSpec:
         )
         if sort := self.sort:
             groups.sort(key=lambda group: sort(group[0]))
-        columns = tuple(column for cells in (*self.by, *self.columns) for column in cells.columns)
-        rows = [
-            {
-                key: value
-                for cells in (*self.by, *self.columns)
-                for key, value in cells.read(group).items()
-            }
-            for group in groups
-        ]
-        return ResultTable(
+        return table(
             self.name,
             self.title,
-            columns,
-            tuple(rows[: self.most or None]),
+            (*self.by, *self.columns),
+            groups[: self.most or None],
             self.note if isinstance(self.note, str) else self.note(results),
         )
 
@@ -150,11 +181,11 @@ class TableSpec:
         return tuple(value for cells in self.by for value in cells.read([record]).values())
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """The records by `key`, in the order of first appearance."""
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
+def grouped(about: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """`about` by `key`, in the order of first appearance."""
+    groups: dict[Any, list[T]] = {}
+    for one in about:
+        groups.setdefault(key(one), []).append(one)
     return groups
 
 

@@ -5,7 +5,6 @@ hashes updated; and what a malicious input is.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -23,10 +22,12 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.studies.frame.store_fixture import (
     GUARD,
     Payload,
+    Template,
     forge,
     put_manifest,
     put_socket,
     put_zero_device,
+    save_all,
 )
 
 STEPS = (10, 20)
@@ -81,34 +82,24 @@ class FixtureTemplate:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
+        self._template = Template(folder, self._make)
+        self.close = self._template.close
 
     @contextmanager
     def fixture(self) -> Iterator[RunFixture]:
         """A fresh copy, removed on exit."""
-        if not (self._folder / "made").exists():
-            self._make(self._folder / "made")
-        place = self._folder / "now"
-        shutil.copytree(self._folder / "made", place, symlinks=True)
-        try:
+        with self._template.copied("made", self._folder / "now") as place:
             yield RunFixture(place / "run", place / "outside", place / "canary")
-        finally:
-            shutil.rmtree(place)
 
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _make(self, folder: Path) -> None:
-        (folder / "outside").mkdir(parents=True)
+    def _make(self, name: str, folder: Path) -> None:
+        (folder / "outside").mkdir()
         (folder / "outside" / "secret").write_bytes(b"{}")
         run = RunLayout(folder / "run")
         run.root.mkdir(mode=0o700)
-        for name, alone in (("checkpoints", False), ("single", True)):
-            payload = Payload(self._seed, MODEL_BYTES, MODEL_BYTES // 2)
-            with closing(CheckpointStore(run.root / name, StoreConfig(integrity=GUARD))) as store:
-                store.claim(0)
-                for step in STEPS:
-                    image = payload.image("single" if alone else "group", step)
-                    store.update_pointers_and_retire(store.save(image, 0), image)
+        payload = Payload(self._seed, MODEL_BYTES, MODEL_BYTES // 2)
+        for place, layout in (("checkpoints", "group"), ("single", "single")):
+            with closing(CheckpointStore(run.root / place, StoreConfig(integrity=GUARD))) as store:
+                save_all(store, [payload.image(layout, step) for step in STEPS])
         _records(run)
 
 

@@ -15,7 +15,7 @@ from ecrl_cli.errors import plural
 from ecrl_cli.linux.prerequisites import lacking
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import none_of
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import ResultTable
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
@@ -26,7 +26,18 @@ from ecrl_cli.studies.frame.study import (
     TrialResults,
     needs,
 )
-from ecrl_cli.studies.frame.tables import Group, TableSpec, cell, count, fact, most, outcomes, size
+from ecrl_cli.studies.frame.tables import (
+    Group,
+    TableSpec,
+    cell,
+    count,
+    fact,
+    items,
+    most,
+    outcomes,
+    size,
+    table,
+)
 from ecrl_cli.studies.hostile import audit, pickles
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.readers import COMMAND_S, PROGRAMS, ROOM, isolated, measured
@@ -165,16 +176,13 @@ _TABLES = (
 
 
 def _control_table(results: TrialResults) -> ResultTable:
-    columns = (
-        ResultColumn("payload", "payload"),
-        ResultColumn("ran", "ran under torch.load(weights_only=False)"),
-    )
-    rows = tuple(
+    rows = [
         {"payload": name, "ran": "yes" if name in r.found["ran"] else "no"}
         for r in results.of("control")
         for name in r.found["of"]
-    )
-    return ResultTable("control", "The same payloads, unpickled without restriction", columns, rows)
+    ]
+    columns = items("text", payload="payload", ran="ran under torch.load(weights_only=False)")
+    return table("control", "The same payloads, unpickled without restriction", columns, rows)
 
 
 def _enough(results: TrialResults) -> Iterator[Gate]:

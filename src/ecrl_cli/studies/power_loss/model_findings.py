@@ -10,7 +10,18 @@ from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_gate
 from ecrl_cli.studies.frame.result import Figure, ResultColumn, Series
 from ecrl_cli.studies.frame.study import Record, TrialResults
-from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, fact, found, sums, value, yes
+from ecrl_cli.studies.frame.tables import (
+    Cells,
+    Group,
+    TableSpec,
+    counts,
+    fact,
+    found,
+    sums,
+    total,
+    value,
+    yes,
+)
 from ecrl_cli.studies.power_loss.model_disk import MODELS
 from ecrl_cli.studies.power_loss.model_trial import LOST, NEVER, OUTCOMES, broken
 
@@ -37,27 +48,6 @@ def _of(records: Iterable[Record], **facts: str) -> list[Record]:
     ]
 
 
-_STATES = (
-    *(
-        ResultColumn("calls", "calls", "count"),
-        ResultColumn("reachable", "states reachable, at least", "number"),
-        ResultColumn("built", "states built", "count"),
-    ),
-    *(
-        ResultColumn("distinct", "distinct", "count"),
-        ResultColumn("exhausted", "moments tried in full", "count"),
-        ResultColumn("moments", "of moments", "count"),
-    ),
-)
-
-
-def _states(group: Group) -> dict[str, int]:
-    counts = outcomes(group)
-    return sums(group, *(column.key for column in _STATES)) | {
-        name: counts[name] for name in (*OUTCOMES, "half")
-    }
-
-
 def _second(group: Group) -> dict[str, int | None]:
     """Results of recovery after another loss during recovery, where that was tried."""
     tried = [
@@ -76,13 +66,14 @@ def _protocol(record: Record) -> str:
     return mode if record.facts["arm"] == "ours" else f"published {mode}"
 
 
-_COUNTED = Cells(
-    (
-        *_STATES,
-        *(ResultColumn(name, name, "count") for name in OUTCOMES),
-        ResultColumn("half", "half with a whole commit", "count"),
-    ),
-    _states,
+_COUNTED = (
+    total("calls", "calls"),
+    total("reachable", "states reachable, at least", kind="number"),
+    total("built", "states built"),
+    total("distinct", "distinct"),
+    total("exhausted", "moments tried in full"),
+    total("moments", "of moments"),
+    counts({**{name: name for name in OUTCOMES}, "half": "half with a whole commit"}, outcomes),
 )
 _MATRIX = TableSpec(
     "model",
@@ -90,7 +81,7 @@ _MATRIX = TableSpec(
     ("ours", "published"),
     by=(value("protocol", "protocol and mode", _protocol), fact("model", "model")),
     columns=(
-        _COUNTED,
+        *_COUNTED,
         Cells(
             (
                 ResultColumn("second", "states after a loss during recovery", "count"),
@@ -123,7 +114,7 @@ TABLES = (
             fact("workload", "workload"),
             fact("layout", "layout"),
             fact("mode", "write mode"),
-            _COUNTED,
+            *_COUNTED,
         ),
         where=lambda r: r.facts["model"] == "X",
     ),
@@ -132,17 +123,13 @@ TABLES = (
         "Bugs planted in the protocol, and the first state that gives each away",
         ("planted",),
         columns=(
-            *(
-                fact("name", "planted bug"),
-                fact("step", "step of the protocol that it breaks"),
-                yes("found", "found", lambda r: r.found["found"]),
-            ),
-            *(
-                found("model", "model"),
-                found("outcome", "outcome"),
-                found("state", "by this state"),
-                found("tried", "states tried", "count"),
-            ),
+            fact("name", "planted bug"),
+            fact("step", "step of the protocol that it breaks"),
+            yes("found", "found", lambda r: r.found["found"]),
+            found("model", "model"),
+            found("outcome", "outcome"),
+            found("state", "by this state"),
+            found("tried", "states tried", "count"),
         ),
     ),
 )
@@ -154,19 +141,9 @@ def figures(results: TrialResults) -> Iterator[Figure]:
     series = tuple(
         Series(name, tuple(row[name] / row["distinct"] for row in rows)) for name in seen
     )
-    title, categories = (
-        "What recovery finds after a power loss (model X)",
-        tuple(str(row["protocol"]) for row in rows),
-    )
-    yield Figure(
-        "model",
-        title,
-        "stacked",
-        "protocol and mode",
-        "share of distinct states",
-        series,
-        categories,
-    )
+    title = "What recovery finds after a power loss (model X)"
+    of_states, names = "share of distinct states", tuple(str(row["protocol"]) for row in rows)
+    yield Figure("model", title, "stacked", "protocol and mode", of_states, series, names)
 
 
 def classes(results: TrialResults) -> dict[str, set[str]]:

@@ -16,8 +16,8 @@ from ecrl_cli.studies.frame.result import (
     Figure,
     ResultColumn,
     ResultTable,
-    Series,
     proportion,
+    shares_series,
     upper_bound,
 )
 from ecrl_cli.studies.frame.study import Record, TrialResults
@@ -26,9 +26,13 @@ from ecrl_cli.studies.frame.tables import (
     Group,
     TableSpec,
     cell,
+    counts,
     fact,
     grouped,
+    item,
+    items,
     sums,
+    table,
     total,
     value,
 )
@@ -82,15 +86,7 @@ def _label(record: Record) -> str:
 _WHO = (fact("fs", "file system"), value("subject", "subject", _label))
 
 
-def _counts(group: Group) -> dict[str, int]:
-    counts = outcomes(group)
-    return {outcome: counts[outcome] for outcome in OUTCOMES}
-
-
-_OUTCOMES = Cells(
-    tuple(ResultColumn(outcome, outcome.replace("_", " "), "count") for outcome in OUTCOMES),
-    _counts,
-)
+_OUTCOMES = counts({outcome: outcome.replace("_", " ") for outcome in OUTCOMES}, outcomes)
 
 
 def _loss(group: Group) -> dict[str, Any]:
@@ -113,14 +109,14 @@ def _phases(results: TrialResults) -> ResultTable:
     times = sum(counts.values(), Counter[str]())
     phases = sorted(times, key=lambda phase: (-times[phase], phase))
     columns = (
-        ResultColumn("phase", "the last point that the save had passed"),
-        *(ResultColumn(fs, fs, "count") for fs in counts),
+        item("phase", "the last point that the save had passed"),
+        *items("count", **{fs: fs for fs in counts}),
     )
-    rows = tuple(
+    rows = [
         {"phase": phase} | {fs: count[phase] for fs, count in counts.items()} for phase in phases
-    )
+    ]
     note = "The points are those of the protocol; other subjects only have saving and acknowledged."
-    return ResultTable("real-phases", "When the power went", columns, rows, note)
+    return table("real-phases", "When the power went", columns, rows, note)
 
 
 def _planted(results: TrialResults) -> ResultTable:
@@ -130,12 +126,10 @@ def _planted(results: TrialResults) -> ResultTable:
         lambda r: (r.facts["arm"], r.facts["fs"]),
     )
     places = sorted(by_place, reverse=True)
-    columns = [
-        ResultColumn("plant", "fault"),
-        ResultColumn("breaks", "what it breaks"),
-        ResultColumn("found", "found"),
-    ]
-    columns += [ResultColumn(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in places]
+    columns = (
+        *items("text", plant="fault", breaks="what it breaks", found="found"),
+        *(item(f"{arm}-{fs}", f"lost, {arm} on {fs}") for arm, fs in places),
+    )
     rows = []
     for plant, breaks in PLANTS.items() if places else ():
         row: dict[str, Any] = {
@@ -148,9 +142,7 @@ def _planted(results: TrialResults) -> ResultTable:
             row[f"{arm}-{fs}"] = f"{lost(tried)} of {outcomes(tried).total()}" if tried else None
             row["found"] = "yes" if lost(tried) else row["found"]
         rows.append(row)
-    return ResultTable(
-        "real-planted", "Faults planted into atomic_dirsync", tuple(columns), tuple(rows)
-    )
+    return table("real-planted", "Faults planted into atomic_dirsync", columns, rows)
 
 
 TABLES = (
@@ -184,16 +176,12 @@ TABLES = (
         ("blocks",),
         by=_WHO,
         columns=(
-            *(
-                total("states", "states rebuilt"),
-                total("prefixes", "of which prefixes of the log"),
-                total("writes", "writes in the log"),
-            ),
-            *(
-                total("flushes", "flushes"),
-                total("epochs", "groups of writes between flushes"),
-                total("exhausted", "of which tried in full"),
-            ),
+            total("states", "states rebuilt"),
+            total("prefixes", "of which prefixes of the log"),
+            total("writes", "writes in the log"),
+            total("flushes", "flushes"),
+            total("epochs", "groups of writes between flushes"),
+            total("exhausted", "of which tried in full"),
             *(_OUTCOMES, cell("k", "lost", "count", lost)),
         ),
         note=(
@@ -217,24 +205,12 @@ def figures(results: TrialResults) -> Iterator[Figure]:
             if each == fs and "planted" not in subject
         )
     )
-    series = []
-    for fs in kinds:
-        tried = [by_subject.get((fs, subject), []) for subject in subjects]
-        shares = [proportion(lost(records), len(records)) for records in tried]
-        y, low, high = (
-            tuple(share[key] or 0.0 for share in shares)
-            for key in ("rate", "wilson_low", "wilson_high")
-        )
-        series.append(Series(fs, y, low=low, high=high))
-    yield Figure(
-        "real-loss",
-        "Shutdowns that lost an acknowledged checkpoint",
-        "bars",
-        "",
-        "share of shutdowns",
-        tuple(series),
-        categories=subjects,
+    tried = {fs: [by_subject.get((fs, subject), []) for subject in subjects] for fs in kinds}
+    series = tuple(
+        shares_series(fs, [(lost(records), len(records)) for records in tried[fs]]) for fs in kinds
     )
+    title = "Shutdowns that lost an acknowledged checkpoint"
+    yield Figure("real-loss", title, "bars", "", "share of shutdowns", series, subjects)
 
 
 def classes(results: TrialResults) -> dict[str, set[str]]:

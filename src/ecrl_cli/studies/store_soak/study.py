@@ -14,7 +14,7 @@ from typing import Any
 from ecrl_cli.config.studies import StoreSoak
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.gates import mutants_found
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable, upper_bound
+from ecrl_cli.studies.frame.result import ResultTable, upper_bound
 from ecrl_cli.studies.frame.study import (
     Arm,
     Record,
@@ -32,8 +32,10 @@ from ecrl_cli.studies.frame.tables import (
     count,
     fact,
     found,
+    item,
     mutants_table,
     size,
+    table,
     total,
     value,
     yes,
@@ -119,16 +121,12 @@ def _met(results: TrialResults) -> Counter[str]:
 
 def _met_table(results: TrialResults) -> ResultTable:
     met, said = _met(results), {**{do: f"{do} (operation)" for do in SHARES}, **_TROUBLES}
-    rows = tuple(
+    rows = [
         {"what": said.get(what, what), "n": met[what]}
         for what in (*said, *sorted(what for what in met if what.startswith("recovered")))
-    )
-    return ResultTable(
-        "met",
-        "What was done, and what befell it",
-        (ResultColumn("what", "what"), ResultColumn("n", "times", "count")),
-        rows,
-    )
+    ]
+    columns = (item("what", "what"), item("n", "times", "count"))
+    return table("met", "What was done, and what befell it", columns, rows)
 
 
 def _gates(results: TrialResults) -> Iterator[Gate]:

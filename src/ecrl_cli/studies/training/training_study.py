@@ -31,9 +31,20 @@ from ecrl_cli.runs.run_plan import plan_run
 from ecrl_cli.runs.supervisor_restarter import wanted
 from ecrl_cli.studies.frame.gates import GateRule
 from ecrl_cli.studies.frame.limits import Overdue, deadline, reap, remaining, shared_memory
-from ecrl_cli.studies.frame.result import ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import ResultTable
 from ecrl_cli.studies.frame.study import Arm, Record, StudyContext, Trial, TrialResults, command
-from ecrl_cli.studies.frame.tables import TableSpec, fact, found, mutants_table, value, yes
+from ecrl_cli.studies.frame.tables import (
+    TableSpec,
+    fact,
+    found,
+    grouped,
+    item,
+    items,
+    mutants_table,
+    table,
+    value,
+    yes,
+)
 from ecrl_cli.studies.mutants.recovery import environment
 from ecrl_cli.studies.mutants.recovery import planted as with_bug
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals
@@ -394,23 +405,21 @@ def by(
 ) -> Callable[[TrialResults], ResultTable]:
     """Outcomes by the labels from `labels`; a run may count under several."""
 
-    def table(results: TrialResults) -> ResultTable:
-        groups: dict[str, list[Record]] = {}
-        for record in runs(results):
-            for each in labels(record):
-                groups.setdefault(each, []).append(record)
-        rows = tuple(
-            {name: each, "n": len(group), **_counted(group, outcomes)}
-            for each, group in sorted(groups.items())
-        )
+    def made(results: TrialResults) -> ResultTable:
+        labelled = [(each, record) for record in runs(results) for each in labels(record)]
+        groups = grouped(labelled, lambda pair: pair[0])
+        rows = [
+            {name: each, "n": len(pairs), **_counted([record for _, record in pairs], outcomes)}
+            for each, pairs in sorted(groups.items())
+        ]
         columns = (
-            ResultColumn(name, label),
-            ResultColumn("n", "runs", "count"),
-            *(ResultColumn(outcome, outcome, "count") for outcome in outcomes),
+            item(name, label),
+            item("n", "runs", "count"),
+            *items("count", **{outcome: outcome for outcome in outcomes}),
         )
-        return ResultTable(f"by_{name}", f"Runs by {label}", columns, rows)
+        return table(f"by_{name}", f"Runs by {label}", columns, rows)
 
-    return table
+    return made
 
 
 def _counted(group: Sequence[Record], outcomes: Sequence[str]) -> dict[str, int]:

@@ -4,7 +4,6 @@ lets another writer act between two calls.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from ecrl_cli.checkpoint.format.manifest import Components, components
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.storage.fs import Fs
-from ecrl_cli.studies.frame.store_fixture import Payload, store_config
+from ecrl_cli.studies.frame.store_fixture import Payload, Template, save_all, store_config
 from ecrl_cli.studies.frame.watched_fs import Unsynced
 
 # steps: the history's, the one that the old writer saves, a later one
@@ -40,34 +39,23 @@ def payload(seed: int) -> Payload:
 
 
 class CommittedStore:
-    """A store with one acknowledged checkpoint, made once and copied for each trial."""
+    """A store with one acknowledged checkpoint per layout, made once and copied for each trial."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self._folder, self._seed = folder, seed
+        self._template = Template(folder, self._make)
+        self._seed = seed
+        self.close = self._template.close
 
     @contextmanager
     def copied(self, layout: str, target: Path) -> Iterator[Path]:
         """A fresh copy at `target`, removed on exit; yields its checkpoints folder."""
-        shutil.copytree(self._made(layout), target, symlinks=True)
-        try:
+        with self._template.copied(layout, target):
             yield target / "checkpoints"
-        finally:
-            shutil.rmtree(target)
 
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _made(self, layout: str) -> Path:
-        folder = self._folder / layout
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            with closing(
-                CheckpointStore(folder / "checkpoints", store_config("atomic_dirsync"))
-            ) as store:
-                store.claim(0)
-                first = payload(self._seed).image(layout, FIRST)
-                store.update_pointers_and_retire(store.save(first, 0), first)
-        return folder
+    def _make(self, layout: str, folder: Path) -> None:
+        root = folder / "checkpoints"
+        with closing(CheckpointStore(root, store_config("atomic_dirsync"))) as store:
+            save_all(store, [payload(self._seed).image(layout, FIRST)])
 
 
 @dataclass(frozen=True)
