@@ -222,7 +222,7 @@ def _deployment(rows: list[dict[str, Any]]) -> ResultTable:
 
 
 def _ppm(key: str, label: str, of: str) -> Cells:
-    """What a save takes of the interval between two, in parts per million."""
+    """Parts per million of the interval between two saves."""
     return cell(key, label, "number", lambda row: row[of] / INTERVAL_S * 1e6)
 
 

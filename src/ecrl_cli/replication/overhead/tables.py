@@ -392,7 +392,7 @@ _WAITS = ("detect", "init", "restart", "replay")
 
 
 def _beside(part: str) -> tuple[Cells, Cells]:
-    """What was predicted and what was measured of a part of a failure."""
+    """The predicted and the measured seconds of a part of a failure."""
     return (
         cell(
             f"{part}_predicted", f"{part} predicted", "seconds", lambda row: row["predicted"][part]
