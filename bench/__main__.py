@@ -27,6 +27,7 @@ NAMES = (
     "bad_input",
     "audit",
     "page",
+    "lines",
     "in_memory",
     "replicas",
     "goodput",

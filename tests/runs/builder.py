@@ -282,6 +282,10 @@ class RunBuilder:
             session=len(self.sessions),
         )
 
+    def journal(self, path: Path) -> Journal:
+        """What a rank writes one of its logs with."""
+        return Journal(path)
+
     @property
     def parts(self) -> dict[str, list[TensorSpec]]:
         """By part of a checkpoint, the tensors that it holds."""
@@ -361,9 +365,9 @@ class Worker:
                 *(end for end in targets(run.config) if end > step),
             ]
         )
-        self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
+        self.journals = [run.journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = (
-            {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)},
+            {rank: run.journal(self.logs.spans(rank)) for rank in range(self.ranks)},
             Journal(self.logs.checkpoints),
         )
         self.booking = set(range(self.ranks))  # those that have not died

@@ -394,11 +394,12 @@ class LineChains:
             (rank, segment.attempt, segment.after, chain), {segment.after: chain}
         )
         nearest = max(step for step in reached if step <= max(segment.until, segment.after))
-        chain, rows = reached[nearest], columns.rows(nearest, segment.until)
-        for raw in lines.raw.between(rows.start, rows.stop):
-            chain = hashlib.sha256(chain.encode() + raw).hexdigest()
-        reached[segment.until] = chain
-        return chain
+        link, rows = reached[nearest].encode(), columns.rows(nearest, segment.until)
+        for batch in lines.raw.between(rows.start, rows.stop):
+            for raw in batch:
+                link = hashlib.sha256(b"%b%b\n" % (link, raw)).hexdigest().encode()
+        reached[segment.until] = link.decode()
+        return reached[segment.until]
 
 
 def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:

@@ -74,6 +74,21 @@ class Timeline:
             if a.session == b.session and b.start < a.end - tolerance_s
         ]
 
+    def stretches(self) -> Iterator[tuple[str, int, float, float]]:
+        """Category, attempt, start and end of each slice."""
+        columns = self.columns
+        if columns is None:
+            for piece in self.pieces:
+                yield piece.category, piece.attempt, piece.start, piece.end
+        else:
+            yield from zip(
+                (CATEGORIES[place] for place in columns.category.tolist()),
+                columns.attempt.tolist(),
+                columns.start.tolist(),
+                columns.end.tolist(),
+                strict=True,
+            )
+
     def of_categories(self, categories: Collection[str]) -> Sequence[TimelineSlice]:
         """The slices of some categories, in order of time."""
         if self.columns is not None:
@@ -268,7 +283,7 @@ def fatal_fault_instants(records: RunRecords, attempt: Attempt) -> list[float]:
 
 def _work(spans: SpanColumns, attempt: Attempt, stop: float, seen: int) -> Iterator[SliceColumns]:
     """Rank 0's spans up to `stop`; those of steps up to `seen` are replay."""
-    until = np.minimum(spans.end, stop)
+    until = np.where(stop < spans.end, stop, spans.end)  # a stranger's `stop` may be NaN
     rows = until > spans.start
     steps = spans.global_step[rows]
     replay = (steps > 0) & (steps <= seen)

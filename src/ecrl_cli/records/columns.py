@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
@@ -198,28 +198,31 @@ class FileLines(Sequence[bytes]):
     through: in memory they would take more than all columns.
     """
 
-    def __init__(self, path: Path, ends: Numbers, until: int | None) -> None:
-        self._path, self._ends, self._until = path, ends, until
+    def __init__(self, path: Path, ends: Numbers) -> None:
+        self._path, self._ends = path, ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def between(self, start: int, stop: int) -> Iterator[bytes]:
-        """The lines from `start` to before `stop`; RecordError if the file is not as it was."""
+    def between(self, start: int, stop: int) -> Iterator[list[bytes]]:
+        """The lines from `start` to before `stop`, without their newlines, some thousand at a time;
+        RecordError if the file is not as it was.
+        """
         begin = int(self._ends[start - 1]) if start else 0
-        pieces = read_pieces(self._path, MAX_JOURNAL, self._until, begin)
-        lines = chain.from_iterable(
-            piece[:-1].split(b"\n") if whole else () for piece, whole in pieces
-        )
-        count, at = 0, begin
-        for line in islice(lines, stop - start):
-            count, at = count + 1, at + len(line) + 1
-            yield line + b"\n"
-        if count != stop - start or (count and at != self._ends[stop - 1]):
-            raise RecordError(self._path.name, "changed while it was read", "verify again")
+        end = int(self._ends[stop - 1]) if stop > start else begin
+        left, changed = stop - start, RecordError(self._path.name, "changed while it was read")
+        for piece, whole in read_pieces(self._path, MAX_JOURNAL, end, begin):
+            lines = piece[:-1].split(b"\n")
+            left -= len(lines)
+            if not whole or left < 0:
+                raise changed
+            yield lines
+        if left:
+            raise changed
 
     def __iter__(self) -> Iterator[bytes]:
-        return self.between(0, len(self))
+        for lines in self.between(0, len(self)):
+            yield from (line + b"\n" for line in lines)
 
     @overload
     def __getitem__(self, place: int) -> bytes: ...
@@ -229,7 +232,7 @@ class FileLines(Sequence[bytes]):
         if isinstance(place, slice):
             return tuple(self)[place]
         row = range(len(self))[place]
-        return next(self.between(row, row + 1))
+        return next(self.between(row, row + 1))[0] + b"\n"
 
 
 def rank_columns(lines: Log[RankLine]) -> RankColumns | None:
@@ -257,7 +260,7 @@ def read_log(
         return read_journal(path, kind, limit, until)
     if not pieces:
         return Lines((), (), torn)
-    return Log(ColumnLines(_joined(pieces)), FileLines(path, np.concatenate(ends), until), torn)
+    return Log(ColumnLines(_joined(pieces)), FileLines(path, np.concatenate(ends)), torn)
 
 
 class _NotPlainError(ValueError):
@@ -307,7 +310,7 @@ _RANK_FIELDS = tuple(
 
 
 def _rank_piece(parsed: list[Any]) -> RankColumns:
-    if any(line.loss_scale is not None or line.growth_tracker is not None for line in parsed):
+    if set(map(attrgetter("loss_scale", "growth_tracker"), parsed)) != {(None, None)}:
         raise _NotPlainError
     texts: dict[str, Any] = dict(
         zip(_RANK_FIELDS, zip(*map(attrgetter(*_RANK_FIELDS), parsed), strict=True), strict=True)
