@@ -133,14 +133,16 @@ def make_run(folder: Path, ranks: int, steps: int, kills: int = 0) -> RunLayout:
 
 
 def judged(run: Path) -> dict[str, float]:
-    """What `ecrl verify` of a run costs; RuntimeError unless it is valid."""
+    """What `ecrl verify` of a run costs; RuntimeError if it breaks a promise. One of 500,000 steps
+    is unknown: its metrics.json is larger than what is read.
+    """
     began = monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "ecrl_cli.cli.main", "verify", str(run)], stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode not in (0, 3):
         raise RuntimeError(f"ecrl verify ended with {process.returncode}")
     return {
         "processor_s": round(usage.ru_utime + usage.ru_stime, 2),

@@ -189,22 +189,25 @@ def inputs_as_due(records: RunRecords, reference: RunRecords | None) -> Compared
     tables = _keyed(logs)
     if tables is None:
         return None
-    keys, inputs = tables[0]
+    keys = tables[0]
+    if reference is None and len(np.unique(keys)) == len(keys):
+        return ComparedInputs(0, 0)
     own, first, places = np.unique(keys, return_index=True, return_inverse=True)
+    inputs = np.concatenate([columns.inputs for columns in logs[0]])
     if (inputs != inputs[first][places]).any():
         return None
     if reference is None:
         return ComparedInputs(len(keys) - len(own), 0)
-    their_keys, their_inputs = tables[1]
+    their_keys, their_inputs = tables[1], np.concatenate([c.inputs for c in logs[1]])
     theirs, last = np.unique(their_keys[::-1], return_index=True)
     _, ours_at, theirs_at = np.intersect1d(own, theirs, assume_unique=True, return_indices=True)
     same = inputs[first[ours_at]] == their_inputs[len(their_keys) - 1 - last[theirs_at]]
     return ComparedInputs(len(keys) - len(own), len(ours_at)) if same.all() else None
 
 
-def _keyed(logs: list[list[RankColumns]]) -> list[tuple[Numbers, Digests]] | None:
-    """By run: for each line, one number for its epoch, cursor and rank, and its inputs; None if
-    there are numbers too large, or below 0, for that.
+def _keyed(logs: list[list[RankColumns]]) -> list[Numbers] | None:
+    """By run: for each line, one number for its epoch, cursor and rank; None if there are numbers
+    too large, or below 0, for that.
     """
     every = [columns for run_logs in logs for columns in run_logs]
     bounds = [
@@ -219,14 +222,11 @@ def _keyed(logs: list[list[RankColumns]]) -> list[tuple[Numbers, Digests]] | Non
     if least < 0 or bounds[0] * bounds[1] * bounds[2] > _MOST_KEYS:
         return None
     return [
-        (
-            np.concatenate(
-                [
-                    (columns.epoch * bounds[1] + columns.cursor_step) * bounds[2] + columns.rank
-                    for columns in run_logs
-                ]
-            ),
-            np.concatenate([columns.inputs for columns in run_logs]),
+        np.concatenate(
+            [
+                (columns.epoch * bounds[1] + columns.cursor_step) * bounds[2] + columns.rank
+                for columns in run_logs
+            ]
         )
         for run_logs in logs
     ]
