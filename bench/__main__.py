@@ -29,6 +29,7 @@ NAMES = (
     "bad_input",
     "audit",
     "page",
+    "lines",
     "in_memory",
     "replicas",
     "goodput",

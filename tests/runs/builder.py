@@ -148,10 +148,17 @@ class RunBuilder:
         """Now, on the wall clock."""
         return self.now + self.ahead
 
+    @property
+    def samples(self) -> int:
+        """The size of the data set that is trained on."""
+        return self.config.dataset.size - self.config.dataset.held_out
+
     def build(self) -> RunLayout:
         write_json(self.layout.failures, encode(plan(self.config)))
         write_run_config(self.layout, self.config)
-        write_json(self.layout.dataset, encode(DatasetRecord("fake", SAMPLES, 10, (3, 32, 32))))
+        write_json(
+            self.layout.dataset, encode(DatasetRecord("fake", self.samples, 10, (3, 32, 32)))
+        )
         write_json(
             self.layout.environment,
             {
@@ -222,7 +229,7 @@ class RunBuilder:
             for entry in pending
             if entry.moment == "boundary" and entry.index not in self.harmless
         }
-        worker = Worker(self, number, step, armed)
+        worker = self.worker(number, step, armed)
         self.order(
             AttemptSpec(
                 number,
@@ -274,6 +281,19 @@ class RunBuilder:
             ended_at=ended,
             session=len(self.sessions),
         )
+
+    def journal(self, path: Path) -> Journal:
+        """What a rank writes one of its logs with."""
+        return Journal(path)
+
+    @property
+    def parts(self) -> dict[str, list[TensorSpec]]:
+        """By part of a checkpoint, the tensors that it holds."""
+        return PARTS
+
+    def worker(self, number: int, step: int, armed: dict[int, PlannedFailure]) -> Worker:
+        """All ranks of attempt `number`, which starts after `step`."""
+        return Worker(self, number, step, armed)
 
     def choose(self, number: int) -> tuple[ResumedFrom | None, tuple[Rejected, ...]]:
         """What the supervisor does before a launch: the integrity check from the newest down, the
@@ -345,9 +365,9 @@ class Worker:
                 *(end for end in targets(run.config) if end > step),
             ]
         )
-        self.journals = [Journal(self.logs.rank(rank)) for rank in range(self.ranks)]
+        self.journals = [run.journal(self.logs.rank(rank)) for rank in range(self.ranks)]
         self.spans, self.checkpoints = (
-            {rank: Journal(self.logs.spans(rank)) for rank in range(self.ranks)},
+            {rank: run.journal(self.logs.spans(rank)) for rank in range(self.ranks)},
             Journal(self.logs.checkpoints),
         )
         self.booking = set(range(self.ranks))  # those that have not died
@@ -355,7 +375,7 @@ class Worker:
         # one that has left keeps its place
         self.chain = run.chains[step] + [""] * (self.ranks - len(run.chains[step]))
         self.sampler = ResumableGlobalBatchSampler(
-            SAMPLES, run.config.global_batch, run.config.seed, run.config.elastic.replicas
+            run.samples, run.config.global_batch, run.config.seed, run.config.elastic.replicas
         )
         for _ in range(step):
             self.sampler.advance()
@@ -460,7 +480,7 @@ class Worker:
     def tensors(self) -> dict[str, str]:
         return {
             spec.name: tensor_digest(spec.dtype, spec.shape, self.bytes_at(spec.name, spec.nbytes))
-            for part in PARTS.values()
+            for part in self.run.parts.values()
             for spec in part
         }
 
@@ -552,7 +572,7 @@ class Worker:
             journal.append(line)
 
     def image(self) -> CheckpointImage:
-        layout = plan_image(PARTS)
+        layout = plan_image(self.run.parts)
         memory = bytearray(layout.nbytes)
         for offset, header in layout.headers:
             memory[offset : offset + len(header)] = header

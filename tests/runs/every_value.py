@@ -55,6 +55,7 @@ from tests.runs.builder import (
     build_replicas_ref,
     build_unstruck,
 )
+from tests.runs.columns import in_columns, in_memory
 from tests.runs.continued import (
     build_continued,
     build_evaluated,
@@ -118,7 +119,7 @@ class Judged:
 
     @classmethod
     def of(cls, records: RunRecords) -> Judged:
-        return cls(records, find_references(records, References()))
+        return cls(in_memory(records), find_references(records, References()))
 
     @cached_property
     def files(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class Judged:
 
     def case(self, records: RunRecords) -> Case:
         made = Case(
-            records,
+            in_columns(records),
             self.reference,
             others=self.references.usable[1:],
             doubts=self.references.doubts,
@@ -146,7 +147,7 @@ class Judged:
 
     @cached_property
     def figures(self) -> dict[str, str]:
-        return figures(self.records, self.reference)
+        return figures(in_columns(self.records), self.reference)
 
     def said(self, change: Change) -> str:
         """What each check says otherwise than of the untouched run: its status, its sentence and a
@@ -172,7 +173,7 @@ class Judged:
         """Which figures are other ones, and a digest of those."""
         before = self.figures
         try:
-            now = figures(with_value(self.records, change), self.reference)
+            now = figures(in_columns(with_value(self.records, change)), self.reference)
         except EcrlError as error:
             return f"{type(error).__name__}: {error.fact.partition(';')[0]}"
         other = {
@@ -226,7 +227,7 @@ def figures(records: RunRecords, reference: RunRecords | None) -> dict[str, str]
         **metrics_document(records),
         "segments": path,
         "chained": path.chained,
-        "pieces": times.pieces,
+        "pieces": tuple(times.pieces),
         "windows": times.windows,
         "overlaps": times.overlaps(),
         "restarts": restarts(records, times),

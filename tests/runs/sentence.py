@@ -13,6 +13,7 @@ from ecrl_cli.verify.verdict import INVALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.changed import Records
+from tests.runs.columns import in_columns, in_memory
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy, build_rollback
 
@@ -55,16 +56,23 @@ class Judged:
             "lossy": build_lossy(folder),
             "ref": build_ref(folder),
         }
-        return cls({name: load(layout) for name, layout in built.items()})
+        return cls({name: in_memory(load(layout)) for name, layout in built.items()})
 
     def hold(self, row: Row) -> None:
         found, key = self.runs[row.run], (row.check, row.run)
         if key not in self._untouched:
             self._untouched[key] = row.check(Case(found))
         assert not told(self._untouched[key], row.words)
-        said = row.check(Case(row.wrong(found)))
+        said = both_ways(row.check, row.wrong(found))
         assert told(said, row.words), said
         assert row.status in (None, said.status), said
         for right in row.right:
-            said = row.check(Case(right(found)))
+            said = both_ways(row.check, right(found))
             assert not told(said, row.words), said
+
+
+def both_ways(check: Check, records: RunRecords) -> Finding:
+    """What the check says of the records line by line, which is what it says of columns."""
+    said = check(Case(records))
+    assert said == check(Case(in_columns(records)))
+    return said

@@ -5,12 +5,18 @@ resumed from.
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ecrl_cli.config.elastic import owned
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.columns import FileLines, RankColumns, rank_columns
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.records.events import Attempt, CheckpointLine, RankLine
+from ecrl_cli.records.journal import Log
 from ecrl_cli.records.survivor_records import SURVIVORS
 
 
@@ -218,21 +224,82 @@ def seen_before(records: RunRecords) -> dict[int, int]:
     highest, seen = 0, {}
     for a in records.attempt_logs:
         seen[a.attempt] = highest
-        highest = max(
-            [highest, *(line.global_step for lines in a.ranks.values() for line in lines.events)]
-        )
+        highest = max([highest, *(max(steps_of(lines), default=0) for lines in a.ranks.values())])
     return seen
+
+
+def steps_of(lines: Log[RankLine]) -> Sequence[int]:
+    """The step of each line, in the order of the file."""
+    columns = rank_columns(lines)
+    if columns is None:
+        return [line.global_step for line in lines.events]
+    if columns.consecutive:
+        return range(int(columns.global_step[0]), int(columns.global_step[-1]) + 1)
+    steps: list[int] = columns.global_step.tolist()
+    return steps
+
+
+def lines_of_step(lines: Log[RankLine], step: int) -> Sequence[RankLine]:
+    """The lines of `step` in a log: more than one if it was logged twice."""
+    columns = rank_columns(lines)
+    if columns is None:
+        return [line for line in lines.events if line.global_step == step]
+    if columns.consecutive:
+        rows = columns.rows(step - 1, step)
+        return columns.lines(rows.start, rows.stop)
+    there = np.flatnonzero(columns.global_step == step).tolist()
+    return [columns.lines(row, row + 1)[0] for row in there]
+
+
+def instants_of(lines: Log[RankLine]) -> list[float]:
+    """When each line was written, in the order of the file."""
+    columns = rank_columns(lines)
+    return [line.at for line in lines.events] if columns is None else columns.at.tolist()
+
+
+def instants_by_step(lines: Log[RankLine]) -> dict[int, float]:
+    """By step, when its line was written: its last one."""
+    return dict(zip(steps_of(lines), instants_of(lines), strict=True))
+
+
+def components_of_lines(lines: Log[RankLine]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The step, and the digests by component, of each line that has some."""
+    columns = rank_columns(lines)
+    if columns is None:
+        for line in lines.events:
+            if line.components:
+                yield line.global_step, line.components
+        return
+    for row, _, components in columns.digested(0, len(columns)):
+        yield int(columns.global_step[row]), components
 
 
 def replayed_steps(records: RunRecords) -> int:
     """The number of steps repeated that an earlier attempt had already done, by rank 0's log."""
     seen = seen_before(records)
     return sum(
-        line.global_step <= seen[a.attempt]
+        step <= seen[a.attempt]
         for a in records.attempt_logs
         if 0 in a.ranks
-        for line in a.ranks[0].events
+        for step in steps_of(a.ranks[0])
     )
+
+
+def covered(records: RunRecords, segment: Segment) -> list[tuple[RankColumns, slice]] | None:
+    """By rank, where the steps of a segment are in its log, if each rank of the segment has all of
+    them, once and in order, and no other rank has left a log; else None: then look at each line.
+    """
+    logs, steps = records.logs(segment.attempt).ranks, len(segment.steps())
+    if records.columns is None or set(logs) != set(range(segment.world_size)):
+        return None
+    found = []
+    for rank in range(segment.world_size):
+        columns = records.columns.get((segment.attempt, rank))
+        rows = columns.rows(segment.after, segment.until) if columns else slice(0, 0)
+        if columns is None or rows.stop - rows.start != steps:
+            return None
+        found.append((columns, rows))
+    return found
 
 
 def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:
@@ -260,6 +327,24 @@ def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
     return {step: dict(sorted(by_rank.items())) for step, by_rank in sorted(found.items())}
 
 
+def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
+    """By committed step, the mean of its losses; None where one is not finite."""
+    there = [covered(records, segment) for segment in path.segments]
+    if records.stored.config.elastic.replicas or None in there:
+        return {
+            step: _mean(tuple(by_rank.values())) for step, by_rank in losses(records, path).items()
+        }
+    found: dict[int, float | None] = {}
+    for segment, ranks in zip(path.segments, there, strict=True):
+        by_step = zip(*(columns.loss[rows].tolist() for columns, rows in ranks or ()), strict=True)
+        found |= zip(segment.steps(), map(_mean, by_step), strict=True)
+    return dict(sorted(found.items()))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
+
+
 def losses_of(line: RankLine, replicas: int) -> dict[int, float]:
     """The line's loss by rank, or by replica, so that runs with different world sizes can be
     compared.
@@ -279,14 +364,44 @@ def evaluations(records: RunRecords, path: Lineage) -> dict[int, Evaluation]:
     return {step: each for step, each in sorted(found.items()) if step <= path.last_step}
 
 
-def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:
-    """The running hash over the committed lines of `rank` in one chain: chain = sha256(chain +
-    line), from the empty string.
+class LineChains:
+    """The running hashes over the committed lines of each rank in one chain: chain = sha256(chain +
+    line), from the empty string. What several sequences begin with is hashed once.
     """
-    chain = ""
-    for segment in path.chained:
-        lines = records.logs(segment.attempt).ranks.get(rank)
-        for event, raw in zip(lines.events, lines.raw, strict=True) if lines else ():
-            if segment.after < event.global_step <= segment.until:
-                chain = hashlib.sha256(chain.encode() + raw).hexdigest()
-    return chain
+
+    def __init__(self, records: RunRecords) -> None:
+        self._records = records
+        # by rank, attempt, step and chain before: by step, the chain after it
+        self._reached: dict[tuple[int, int, int, str], dict[int, str]] = {}
+
+    def of(self, path: Lineage, rank: int) -> str:
+        """The chain of `rank` after the last step of `path`."""
+        chain = ""
+        for segment in path.chained:
+            lines = self._records.logs(segment.attempt).ranks.get(rank)
+            if lines is not None:
+                chain = self._after(segment, rank, lines, chain)
+        return chain
+
+    def _after(self, segment: Segment, rank: int, lines: Log[RankLine], chain: str) -> str:
+        columns = rank_columns(lines)
+        if columns is None or not columns.consecutive or not isinstance(lines.raw, FileLines):
+            for event, raw in zip(lines.events, lines.raw, strict=True):
+                if segment.after < event.global_step <= segment.until:
+                    chain = hashlib.sha256(chain.encode() + raw).hexdigest()
+            return chain
+        reached = self._reached.setdefault(
+            (rank, segment.attempt, segment.after, chain), {segment.after: chain}
+        )
+        nearest = max(step for step in reached if step <= max(segment.until, segment.after))
+        link, rows = reached[nearest].encode(), columns.rows(nearest, segment.until)
+        for batch in lines.raw.between(rows.start, rows.stop):
+            for raw in batch:
+                link = hashlib.sha256(b"%b%b\n" % (link, raw)).hexdigest().encode()
+        reached[segment.until] = link.decode()
+        return reached[segment.until]
+
+
+def line_chain(records: RunRecords, path: Lineage, rank: int) -> str:
+    """The chain of one rank: see `LineChains`."""
+    return LineChains(records).of(path, rank)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
 from ecrl_cli.errors import RecordError
+from ecrl_cli.records.columns import RankColumns, rank_columns, read_log
 from ecrl_cli.records.cut import Cut
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.records.events import (
@@ -28,7 +29,7 @@ from ecrl_cli.records.events import (
     SupervisorRecord,
     SupervisorSession,
 )
-from ecrl_cli.records.journal import Lines, read_journal, read_json
+from ecrl_cli.records.journal import Lines, Log, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout, is_folder
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.records.run_config import StoredConfig, journal_bytes, read_run_config
@@ -36,6 +37,7 @@ from ecrl_cli.records.state_digests import DigestInterval, RestoredState, Unload
 from ecrl_cli.records.survivor_records import LostSamples, SurvivorReport
 
 T = TypeVar("T")
+L = TypeVar("L")
 NOTHING: Lines[Any] = Lines((), (), 0)
 MOST_DISK_BYTES = 2**26
 # so many logs or claims beyond what the run can have left are still loaded, so that they can be
@@ -61,9 +63,9 @@ class AttemptRecords:
     """
 
     attempt: int
-    ranks: dict[int, Lines[RankLine]]
+    ranks: dict[int, Log[RankLine]]
     checkpoints: Lines[CheckpointLine]
-    spans: Lines[Span]
+    spans: Log[Span]
     final: FinalState | None
     order: AttemptSpec | None
     survivor_reports: dict[int, Lines[SurvivorReport]] = field(default_factory=dict)
@@ -129,6 +131,20 @@ class RunRecords:
     @cached_property
     def _logs(self) -> dict[int, AttemptRecords]:
         return {a.attempt: a for a in reversed(self.attempt_logs)}
+
+    @cached_property
+    def columns(self) -> dict[tuple[int, int], RankColumns] | None:
+        """By attempt and rank, the columns of each log that has lines, if all of them are plain and
+        go from step to step; None if one of them does not: then look at each line.
+        """
+        found = {
+            (a.attempt, rank): rank_columns(lines)
+            for a in self.attempt_logs
+            for rank, lines in a.ranks.items()
+            if len(lines.events)
+        }
+        plain = {key: each for key, each in found.items() if each and each.consecutive}
+        return plain if len(plain) == len(found) else None
 
     @cached_property
     def successors(self) -> dict[int, Attempt]:
@@ -266,13 +282,13 @@ class _Loader:
         return AttemptRecords(
             attempt=number,
             ranks={
-                rank: self.journal(paths.rank(rank), RankLine)
+                rank: self.log(paths.rank(rank), RankLine)
                 for rank in self.first(
                     self.ranks(paths.ranks(), paths.rank), self.most_ranks, paths.folder
                 )
             },
             checkpoints=self.journal(paths.checkpoints, CheckpointLine),
-            spans=self.journal(paths.spans(0), Span),
+            spans=self.log(paths.spans(0), Span),
             final=self.document(paths.final, lambda value: decode(FinalState, value)),
             order=self.document(paths.launch, lambda value: decode(AttemptSpec, value)),
             survivor_reports={
@@ -347,10 +363,16 @@ class _Loader:
         return there[:most]
 
     def journal(self, path: Path, kind: type[T]) -> Lines[T]:
+        return self.read(read_journal, path, kind)
+
+    def log(self, path: Path, kind: type[T]) -> Log[T]:
+        return self.read(read_log, path, kind)
+
+    def read(self, read: Callable[..., L], path: Path, kind: type) -> L | Lines[Any]:
         if self.cut and path not in self.cut:
             return NOTHING
         try:
-            return read_journal(path, kind, self.limit, self.cut.size(path) if self.cut else None)
+            return read(path, kind, self.limit, self.cut.size(path) if self.cut else None)
         except (RecordError, OSError) as error:
             self.damaged(path, error)
             return NOTHING

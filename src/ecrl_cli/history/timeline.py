@@ -5,34 +5,22 @@ each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ecrl_cli.history.lineage import seen_before
+import numpy as np
+
+from ecrl_cli.history.lineage import instants_of, seen_before
 from ecrl_cli.history.load import AttemptRecords, RunRecords
+from ecrl_cli.history.time_slices import SliceColumns, TimelineSlice, joined
+from ecrl_cli.records.columns import ColumnLines, SpanColumns, span_columns
 from ecrl_cli.records.events import CATEGORIES, Attempt, Span, SupervisorSession
 from ecrl_cli.records.survivor_records import SURVIVED
 
 # What a process does before it can train; not part of any step.
 STARTUP = ("launch", "import", "rendezvous", "load", "warm_up")
 PHASES = ("detect", "idle", *STARTUP)
-
-
-@dataclass(frozen=True)
-class TimelineSlice:
-    """`start` to `end` (monotonic seconds) was spent in `category`; `step` is 0 outside of any
-    step.
-
-    `attempt`: the one that spent it; idle time counts for the following attempt.
-    """
-
-    category: str
-    start: float
-    end: float
-    attempt: int
-    session: int
-    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,9 +31,15 @@ class Timeline:
     `absent_s`: seconds between sessions, on no clock.
     """
 
-    pieces: tuple[TimelineSlice, ...]
+    pieces: Sequence[TimelineSlice]
     windows: tuple[tuple[float, float], ...]
     absent_s: float
+
+    @property
+    def columns(self) -> SliceColumns | None:
+        """The columns of the pieces, if they have any."""
+        columns = self.pieces.columns if isinstance(self.pieces, ColumnLines) else None
+        return columns if isinstance(columns, SliceColumns) else None
 
     @property
     def wall_s(self) -> float:
@@ -55,6 +49,8 @@ class Timeline:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by category."""
+        if self.columns is not None:
+            return self.columns.seconds()
         total = dict.fromkeys(CATEGORIES, 0.0)
         for piece in self.pieces:
             # a stranger's record may have another one
@@ -68,6 +64,8 @@ class Timeline:
 
     def overlaps(self, tolerance_s: float = 1e-6) -> list[tuple[TimelineSlice, TimelineSlice]]:
         """Pairs of neighbouring slices that overlap."""
+        if self.columns is not None and not self.columns.overlap(tolerance_s):
+            return []
         ordered = sorted(self.pieces, key=lambda piece: (piece.session, piece.start, piece.end))
         neighbours = pairwise(ordered)
         return [
@@ -76,18 +74,55 @@ class Timeline:
             if a.session == b.session and b.start < a.end - tolerance_s
         ]
 
+    def stretches(self) -> Iterator[tuple[str, int, float, float]]:
+        """Category, attempt, start and end of each slice."""
+        columns = self.columns
+        if columns is None:
+            for piece in self.pieces:
+                yield piece.category, piece.attempt, piece.start, piece.end
+        else:
+            yield from zip(
+                (CATEGORIES[place] for place in columns.category.tolist()),
+                columns.attempt.tolist(),
+                columns.start.tolist(),
+                columns.end.tolist(),
+                strict=True,
+            )
+
+    def of_categories(self, categories: Collection[str]) -> Sequence[TimelineSlice]:
+        """The slices of some categories, in order of time."""
+        if self.columns is not None:
+            return self.columns.chosen(self.columns.among(categories))
+        return [piece for piece in self.pieces if piece.category in categories]
+
+    def new_work(self, attempt: int, seen: int, beside: Collection[str]) -> float | None:
+        """When `attempt` began to work on a step after `seen`: the first start of a slice that is
+        of none of the categories `beside`.
+        """
+        columns = self.columns
+        if columns is None:
+            starts = [
+                piece.start
+                for piece in self.pieces
+                if piece.attempt == attempt and piece.step > seen and piece.category not in beside
+            ]
+        else:
+            rows = (columns.attempt == attempt) & (columns.step > seen) & ~columns.among(beside)
+            starts = columns.start[rows].tolist()
+        return min(starts, default=None)
+
 
 def timeline(records: RunRecords) -> Timeline:
     """The timeline of the whole run; empty if supervisor.json is missing."""
     seen = seen_before(records)
-    pieces: list[TimelineSlice] = []
+    parts: list[TimelineSlice | SliceColumns] = []
     windows: list[tuple[float, float]] = []
     for number, session in enumerate(records.sessions):
         attempts = [a for a in records.attempts if a.session == number]
         end = _session_end(records, session, attempts)
         windows.append((session.started_at, end))
-        pieces += _session_pieces(records, attempts, (session.started_at, end), seen)
-    return Timeline(tuple(pieces), tuple(windows), _absence(records.sessions, windows))
+        parts += _session_pieces(records, attempts, (session.started_at, end), seen)
+    return Timeline(joined(parts), tuple(windows), _absence(records.sessions, windows))
 
 
 def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]]:
@@ -95,11 +130,11 @@ def phases(records: RunRecords, account: Timeline) -> dict[int, dict[str, float]
     and the idle time after it.
     """
     found = {a.attempt: dict.fromkeys(PHASES, 0.0) for a in records.attempts}
-    for piece in account.pieces:
+    for piece in account.of_categories(PHASES):
         belongs = piece.attempt + 1 if piece.category == "detect" else piece.attempt
         # the first step warms up; a repeated first step counts as replay
         outside = piece.step == 0 or piece.category == "warm_up"
-        if piece.category in PHASES and outside and belongs in found:
+        if outside and belongs in found:
             found[belongs][piece.category] += piece.end - piece.start
     return found
 
@@ -110,17 +145,16 @@ def replays(account: Timeline) -> dict[int, tuple[int, float]]:
     """
     steps: dict[int, set[int]] = {}
     seconds: dict[int, float] = {}
-    for piece in account.pieces:
-        if piece.category == "replay":
-            steps.setdefault(piece.attempt, set()).add(piece.step)
-            seconds[piece.attempt] = seconds.get(piece.attempt, 0.0) + piece.end - piece.start
+    for piece in account.of_categories(("replay",)):
+        steps.setdefault(piece.attempt, set()).add(piece.step)
+        seconds[piece.attempt] = seconds.get(piece.attempt, 0.0) + piece.end - piece.start
     return {attempt: (len(found), seconds[attempt]) for attempt, found in steps.items()}
 
 
 def last_evidence(logs: AttemptRecords, records: RunRecords) -> float | None:
     """The last instant at which the attempt of `logs` is known to have run."""
     instants = [span.end for span in logs.spans.events] + [
-        line.at for lines in logs.ranks.values() for line in lines.events
+        at for lines in logs.ranks.values() for at in instants_of(lines)
     ]
     instants += [entry.at for entry in records.fired if entry.attempt == logs.attempt] + (
         [logs.final.at] if logs.final else []
@@ -143,7 +177,7 @@ def _session_end(records: RunRecords, session: SupervisorSession, attempts: list
 
 def _session_pieces(
     records: RunRecords, attempts: list[Attempt], window: tuple[float, float], seen: dict[int, int]
-) -> Iterator[TimelineSlice]:
+) -> Iterator[TimelineSlice | SliceColumns]:
     session, (before, end) = attempts[0].session if attempts else 0, window
     for attempt in attempts:
         yield from _arrival(attempt, before, attempt.launched_at)
@@ -152,7 +186,7 @@ def _session_pieces(
         before = (
             attempt.ended_at
             if attempt.ended_at is not None
-            else max([piece.end for piece in pieces] + [attempt.launched_at])
+            else max([float(np.max(piece.end)) for piece in pieces] + [attempt.launched_at])
         )
     if not (attempts and records.logs(attempts[-1].attempt).final):
         yield from _piece("idle", before, end, attempts[-1].attempt + 1 if attempts else 0, session)
@@ -160,7 +194,7 @@ def _session_pieces(
 
 def _attempt_pieces(
     records: RunRecords, attempt: Attempt, window_end: float, seen: int
-) -> Iterator[TimelineSlice]:
+) -> Iterator[TimelineSlice | SliceColumns]:
     """From the launch to the end of `attempt`: launch, rank 0's own spans up to the fault,
     detection (or idle if nothing died).
 
@@ -182,7 +216,10 @@ def _attempt_pieces(
         )
     elif not any(lines.events for lines in logs.ranks.values()):
         yield from _arrival(attempt, attempt.launched_at, stop, "launch")
-    for span in _spans(logs):
+    columns, last = span_columns(logs.spans.events), _open_span(logs)
+    if columns is not None and not survived:
+        yield from _work(columns, attempt, stop, seen)
+    for span in (*(() if columns is not None and not survived else logs.spans.events), *last):
         replay, until = (
             0 < span.global_step <= seen,
             min(span.end, ended if span.global_step <= left else stop),
@@ -203,7 +240,7 @@ def _attempt_pieces(
         noticed_from = min(
             [
                 ended if survived and logs.spans.events else stop,
-                *(span.end for span in _spans(logs)[-1:]),
+                *(span.end for span in (*logs.spans.events[-1:], *last)[-1:]),
             ]
         )
         yield from _piece(
@@ -244,23 +281,33 @@ def fatal_fault_instants(records: RunRecords, attempt: Attempt) -> list[float]:
     return [entry.at for entry in fired if last.get(entry.rank, entry.at) <= entry.at]
 
 
-def _spans(logs: AttemptRecords) -> list[Span]:
-    """Rank 0's spans; if it died before closing the span of the last step that it logged, that step
-    is taken from its line.
-    """
-    spans = list(logs.spans.events)
-    last = logs.ranks[0].events[-1] if 0 in logs.ranks and logs.ranks[0].events else None
-    if spans and last and not logs.final and last.at > spans[-1].end:
-        spans.append(
-            Span(
-                "compute",
-                max(spans[-1].end, last.at - last.seconds),
-                last.at,
-                logs.attempt,
-                last.global_step,
-            )
+def _work(spans: SpanColumns, attempt: Attempt, stop: float, seen: int) -> Iterator[SliceColumns]:
+    """Rank 0's spans up to `stop`; those of steps up to `seen` are replay."""
+    until = np.where(stop < spans.end, stop, spans.end)  # a stranger's `stop` may be NaN
+    rows = until > spans.start
+    steps = spans.global_step[rows]
+    replay = (steps > 0) & (steps <= seen)
+    if len(steps):
+        yield SliceColumns(
+            np.where(replay, CATEGORIES.index("replay"), spans.category[rows]).astype(np.int8),
+            spans.start[rows],
+            until[rows],
+            np.full(len(steps), attempt.attempt),
+            np.full(len(steps), attempt.session),
+            steps,
         )
-    return spans
+
+
+def _open_span(logs: AttemptRecords) -> tuple[Span, ...]:
+    """If rank 0 died before closing the span of the last step that it logged, that step, taken from
+    its line.
+    """
+    spans = logs.spans.events
+    last = logs.ranks[0].events[-1] if 0 in logs.ranks and logs.ranks[0].events else None
+    if not spans or not last or logs.final or last.at <= spans[-1].end:
+        return ()
+    start = max(spans[-1].end, last.at - last.seconds)
+    return (Span("compute", start, last.at, logs.attempt, last.global_step),)
 
 
 def _piece(

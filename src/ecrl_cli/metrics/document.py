@@ -11,7 +11,14 @@ from ecrl_cli.config.codec import encode
 from ecrl_cli.config.identity import suite_of
 from ecrl_cli.config.legs import legs, targets
 from ecrl_cli.errors import RecordError
-from ecrl_cli.history.lineage import Lineage, evaluations, lineage, losses, replayed_steps
+from ecrl_cli.history.lineage import (
+    Lineage,
+    evaluations,
+    instants_of,
+    lineage,
+    mean_losses,
+    replayed_steps,
+)
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import lost_samples, survivals
 from ecrl_cli.history.timeline import PHASES, Timeline, phases, replays, timeline
@@ -65,10 +72,7 @@ def metrics_document(records: RunRecords, times: Timeline | None = None) -> dict
         "recoveries": [encode(each) for each in recoveries(records, times)],
         **({"legs": _legs(records, times)} if records.stored.config.continued_at else {}),
         # by step, over ranks; null where it is not finite, which JSON cannot hold
-        "mean_loss": {
-            str(step): _mean(list(by_rank.values()))
-            for step, by_rank in losses(records, path).items()
-        },
+        "mean_loss": {str(step): mean for step, mean in mean_losses(records, path).items()},
     }
 
 
@@ -155,10 +159,6 @@ def _restart_phases(records: RunRecords, times: Timeline) -> list[dict[str, Any]
     ]
 
 
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
-
-
 def committed_steps(path: Lineage) -> int:
     """The number of steps in the committed sequence, each counted once."""
     return sum(len(segment.steps()) for segment in path.segments)
@@ -178,7 +178,7 @@ def goodput_published_clock(records: RunRecords, path: Lineage) -> float | None:
     The clock of the published artefact, for comparison only. None if rank 0 logged fewer than two
     lines or there was a reboot.
     """
-    instants = [line.at for a in records.attempt_logs if 0 in a.ranks for line in a.ranks[0].events]
+    instants = [at for a in records.attempt_logs if 0 in a.ranks for at in instants_of(a.ranks[0])]
     boots = {session.boot_id for session in records.sessions}
     if len(instants) < 2 or len(boots) > 1 or max(instants) <= min(instants):
         return None

@@ -109,8 +109,8 @@ def _recovery(records: RunRecords, account: Timeline, before: Attempt, a: Attemp
 def _fault_instant(records: RunRecords, account: Timeline, before: Attempt) -> float:
     noticed = [
         piece.start
-        for piece in account.pieces
-        if piece.attempt == before.attempt and piece.category == "detect"
+        for piece in account.of_categories(("detect",))
+        if piece.attempt == before.attempt
     ]
     return min(
         fatal_fault_instants(records, before) or noticed,
@@ -120,9 +120,5 @@ def _fault_instant(records: RunRecords, account: Timeline, before: Attempt) -> f
 
 def _working_again(records: RunRecords, account: Timeline, a: Attempt) -> float:
     seen = seen_before(records).get(a.attempt, 0)
-    new = (
-        piece.start
-        for piece in account.pieces
-        if piece.attempt == a.attempt and piece.step > seen and piece.category not in _NOT_NEW
-    )
-    return min(new, default=a.ended_at or a.launched_at)
+    new = account.new_work(a.attempt, seen, _NOT_NEW)
+    return (a.ended_at or a.launched_at) if new is None else new

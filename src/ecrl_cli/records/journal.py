@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,14 +74,22 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Lines(Generic[T]):
+class Log(Generic[T]):
     """The content of a journal: the events in order, the bytes of each, and the number of torn
     lines (the last, and in a shared journal any).
     """
 
+    events: Sequence[T]
+    raw: Sequence[bytes]
+    torn: int
+
+
+@dataclass(frozen=True)
+class Lines(Log[T]):
+    """A log whose lines are all in memory."""
+
     events: tuple[T, ...]
     raw: tuple[bytes, ...]
-    torn: int
 
 
 def read_journal(
@@ -127,10 +135,9 @@ def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
     A run has thousands of lines. This takes less than `decode` does and never more: a kind with
     fields that it could read otherwise has none.
     """
-    fields = [_field(field, hints_of(kind)[field.name]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # kinds of events
-    if None in fields or hasattr(kind, "__post_init__"):
+    struct = line_struct(kind)  # type: ignore[arg-type]  # a type is hashable
+    if struct is None:
         return lambda line: None
-    struct = msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)  # type: ignore[arg-type]
     parse = msgspec.json.Decoder(struct).decode
     values, new = msgspec.structs.asdict, kind.__new__
 
@@ -145,6 +152,17 @@ def line_decoder(kind: type[T]) -> Callable[[bytes], T | None]:
         return event
 
     return decoded
+
+
+@cache
+def line_struct(kind: type[T]) -> type[msgspec.Struct] | None:
+    """The form of a line for msgspec; None for a kind whose fields it could read otherwise than
+    `decode`.
+    """
+    fields = [_field(field, hints_of(kind)[field.name]) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # kinds of events
+    if None in fields or hasattr(kind, "__post_init__"):
+        return None
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True)  # type: ignore[arg-type]
 
 
 def _field(

@@ -32,16 +32,34 @@ def read_lines(
     path: Path, limit: int = MAX_JOURNAL, until: int | None = None
 ) -> Iterator[tuple[bytes, bool]]:
     """Each line without its newline, and whether it had one: the last may be torn. RecordError as
-    `read_whole`, and for a line of more than MAX_LINE bytes. `until`: read no further than that
-    many bytes.
+    `read_pieces`. `until`: read no further than that many bytes.
+    """
+    for piece, whole in read_pieces(path, limit, until):
+        if whole:
+            for line in piece[:-1].split(b"\n"):
+                yield line, True
+        else:
+            yield piece, False
+
+
+def read_pieces(
+    path: Path, limit: int = MAX_JOURNAL, until: int | None = None, start: int = 0
+) -> Iterator[tuple[bytes, bool]]:
+    """Many whole lines at a time, with their newlines, and True; then what follows the last
+    newline, if anything, and False. RecordError as `read_whole`, and for a line of more than
+    MAX_LINE bytes. `until`: read no further than that many bytes. `start`: the first byte read.
     """
     with opened(path, limit) as fd:
-        rest, left = b"", limit if until is None else min(limit, until)
+        os.lseek(fd, start, os.SEEK_SET)
+        rest, left = b"", (limit if until is None else min(limit, until)) - start
         while left > 0 and (piece := os.read(fd, min(_PIECE, left))):
             left -= len(piece)
-            *whole, rest = (rest + piece).split(b"\n")
-            for line in whole:
-                yield line, True
+            lines, newline, last = piece.rpartition(b"\n")
+            if newline:
+                yield rest + lines + newline, True
+                rest = last
+            else:
+                rest += piece
             if len(rest) > MAX_LINE:
                 raise RecordError(
                     path.name, f"has a line of more than {MAX_LINE} bytes", "restore the file"

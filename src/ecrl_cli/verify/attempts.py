@@ -11,7 +11,7 @@ from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
-from ecrl_cli.history.lineage import furthest
+from ecrl_cli.history.lineage import furthest, steps_of
 from ecrl_cli.history.membership import successor, surviving_ranks
 from ecrl_cli.records.events import Attempt, SupervisorRecord
 from ecrl_cli.records.messages import AttemptSpec
@@ -90,7 +90,7 @@ def _check_attempt(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         notes.missing(f"{who} has no launch.json")
     if a.outcome == "completed" and a is not case.attempts[-1] and not continued(case, a):
         notes.broken(f"{who} completed and another attempt follows it")
-    steps = [line.global_step for line in logs.ranks[0].events] if 0 in logs.ranks else []
+    steps = steps_of(logs.ranks[0]) if 0 in logs.ranks else []
     if a.outcome == "running" or not steps:
         if (
             a.last_step is not None

@@ -9,6 +9,7 @@ import re
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
+from ecrl_cli.history.lineage import steps_of
 from ecrl_cli.history.load import AttemptRecords
 from ecrl_cli.records.events import (
     CHECKPOINT_ENDS,
@@ -99,11 +100,7 @@ def _check_stages(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> No
     """
     strategy, a = strategy_of(case.run.stored.config), case.attempt(logs.attempt)
     ended_well = a is not None and a.outcome in ENDED_WELL
-    last = (
-        max((line.global_step for line in logs.ranks[0].events), default=0)
-        if 0 in logs.ranks
-        else 0
-    )
+    last = max(steps_of(logs.ranks[0]), default=0) if 0 in logs.ranks else 0
     stages = saves(logs.checkpoints.events)
     newest = max((step for step, found in stages.items() if "submitted" in found), default=0)
     for step, found in stages.items():

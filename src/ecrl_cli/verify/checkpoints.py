@@ -7,6 +7,7 @@ from collections import Counter
 from ecrl_cli.config.elastic import next_change
 from ecrl_cli.config.legs import targets
 from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.history.lineage import steps_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
 from ecrl_cli.verify.checkpoint_folder import (
     check_folder,
@@ -217,7 +218,7 @@ def _due(case: Case, a: Attempt) -> set[int]:
     config, logs = case.run.stored.config, case.run.logs(a.attempt)
     if not strategy_of(config).saves or 0 not in logs.ranks:
         return set()
-    steps = [line.global_step for line in logs.ranks[0].events]
+    steps = steps_of(logs.ranks[0])
     passed = steps if logs.final or a.outcome == "resized" else steps[:-1]
     last = set(targets(config)) if config.checkpoint.final else set()
     last |= {step for step in [next_change(config, a.resumed_from_step)] if step}

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 
 from ecrl_cli.config.strategies import strategy_of
-from ecrl_cli.records.events import Attempt, InjectedFault, SupervisorSession
+from ecrl_cli.records.columns import rank_columns
+from ecrl_cli.records.events import Attempt, InjectedFault, RankLine, SupervisorSession
+from ecrl_cli.records.journal import Log
 from ecrl_cli.records.state_digests import recorded_by_rank
+from ecrl_cli.verify.clock_readings import EARLIEST, ClockReadings, Instant, LineReadings
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.journal_instants import (
     TRAINING_THREAD,
@@ -24,6 +27,7 @@ from ecrl_cli.verify.journal_instants import (
     session_of_line,
     writable_until,
 )
+from ecrl_cli.verify.line_columns import instants_after, one_after_another
 from ecrl_cli.verify.rank_spans import APART_S, ROUNDING_S
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -40,30 +44,6 @@ LARGE_STEP_S = 3600.0
 COMPARED_RECORDS = 16  # how many records before the end of a session are compared with it
 # how many instants on either side of one are looked through for those to compare it with
 _LOOKED_AT = 64
-EARLIEST = 1_704_067_200.0  # 2024-01-01: earlier than any possible recording
-
-
-@dataclass(frozen=True)
-class Instant:
-    """One reading of both clocks.
-
-    `process`: which process read them; `what`: a description of the record; `until`: when that
-    process was over at the latest, so that it cannot have read the second clock later. `loose`:
-    work lies between the two readings (in a rank's line its digests), on a busy machine more than
-    APART_S.
-    """
-
-    at: float
-    time: float
-    process: tuple[int, int | str]
-    what: str
-    until: float = float("inf")
-    loose: bool = False
-
-    @property
-    def offset(self) -> float:
-        """Wall clock minus monotonic clock: constant throughout a boot."""
-        return self.time - self.at
 
 
 def local_ranks(case: Case, attempt: int) -> int:
@@ -86,8 +66,9 @@ def check_clocks(case: Case, notes: FindingBuilder) -> None:
     by_clock = _by_clock(case)
     _check_ends(case, by_clock, notes)
     _check_fired(case, notes)
-    for clock, instants in sorted(by_clock.items()):
-        _check_agreement(clock, instants, notes)
+    for clock, readings in sorted(by_clock.items()):
+        if not readings.agree(SLEW):
+            _check_agreement(clock, readings.instants(), notes)
 
 
 def _check_sessions(case: Case, notes: FindingBuilder) -> None:
@@ -147,7 +128,7 @@ def _check_starts(case: Case, notes: FindingBuilder) -> None:
             )
 
 
-def _check_ends(case: Case, by_clock: Mapping[str, list[Instant]], notes: FindingBuilder) -> None:
+def _check_ends(case: Case, by_clock: Mapping[str, ClockReadings], notes: FindingBuilder) -> None:
     """The end of a session is recorded by both clocks: they must agree on the time since one of the
     last records before it.
 
@@ -158,14 +139,10 @@ def _check_ends(case: Case, by_clock: Mapping[str, list[Instant]], notes: Findin
     for number, session in enumerate(case.run.sessions):
         if session.ended_at is None or session.ended_time is None:
             continue
-        before = [
-            each
-            for each in by_clock.get(f"boot {session.boot_id[:8]}", [])
-            if each.at < session.ended_at
-        ]
-        if not before:
+        readings = by_clock.get(f"boot {session.boot_id[:8]}", ClockReadings())
+        latest = readings.last_before(session.ended_at, COMPARED_RECORDS)
+        if not latest:
             continue
-        latest = sorted(before, key=lambda each: each.at)[-COMPARED_RECORDS:]
         spans = [(session.ended_at - each.at, session.ended_time - each.time) for each in latest]
         took, by_wall = spans[-1]
         last = latest[-1]
@@ -206,7 +183,8 @@ def _check_attempt_instants(case: Case, a: Attempt, notes: FindingBuilder) -> No
         )
     _check_order(case, a, notes)
     until = _until(case, a)
-    for instant in _of_ranks(case, a):
+    latest = float("inf") if until is None else until + ROUNDING_S
+    for instant in _instants_outside(case, a, a.launched_at - ROUNDING_S, latest):
         if instant.at < a.launched_at - ROUNDING_S:
             notes.broken(
                 f"{instant.what} is dated {a.launched_at - instant.at:.3f} s before the attempt was"
@@ -278,19 +256,35 @@ def processes_over(case: Case, a: Attempt) -> float | None:
     return a.ended_at if a.outcome in ENDED_WELL and a.ended_at is not None else _until(case, a)
 
 
-def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant]:
+def _instants_outside(case: Case, a: Attempt, earliest: float, latest: float) -> Iterator[Instant]:
+    """The instants of `_of_ranks` one by one, without those of ranks whose lines all lie in
+    between.
+    """
+    for part in _of_ranks(case, a):
+        if isinstance(part, Instant):
+            yield part
+        elif (part.columns.at < earliest).any() or (part.columns.at > latest).any():
+            yield from part.instants()
+
+
+def _of_lines(
+    a: Attempt, rank: int, lines: Log[RankLine], until: float = float("inf"), *, loose: bool
+) -> Iterator[Instant | LineReadings]:
+    who, columns = f"attempt {a.attempt} rank {rank}", rank_columns(lines)
+    if columns is not None:
+        yield LineReadings(columns, (a.attempt, rank), who, until, loose)
+        return
+    for line in lines.events:
+        what = f"step {line.global_step} of {who}"
+        yield Instant(line.at, line.time, (a.attempt, rank), what, until, loose)
+
+
+def _of_ranks(case: Case, a: Attempt) -> Iterator[Instant | LineReadings]:
     """The instants recorded in `a` by ranks that share the supervisor's clock."""
     logs, who = case.run.logs(a.attempt), f"attempt {a.attempt}"
     for rank, lines in sorted(logs.ranks.items()):
         if rank < local_ranks(case, a.attempt):
-            for line in lines.events:
-                yield Instant(
-                    line.at,
-                    line.time,
-                    (a.attempt, rank),
-                    f"step {line.global_step} of {who} rank {rank}",
-                    loose=True,
-                )
+            yield from _of_lines(a, rank, lines, loose=True)
     for saved, following in zip_longest(logs.checkpoints.events, logs.checkpoints.events[1:]):
         if saved.event in TRAINING_THREAD:
             in_file = following.at if following and following.at > saved.at else float("inf")
@@ -318,6 +312,9 @@ def _check_line_order(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
         who = f"attempt {a.attempt} rank {rank}"
         before = a.launched_at if rank < local_ranks(case, a.attempt) else None
+        columns = rank_columns(lines)
+        if columns is not None and one_after_another(columns, before):
+            continue
         for line in lines.events:
             if line.seconds <= 0:
                 notes.broken(f"step {line.global_step} of {who} took {line.seconds:g} s")
@@ -361,11 +358,11 @@ def _within(number: int, sessions: tuple[SupervisorSession, ...], at: float) -> 
     return session.started_at - ROUNDING_S <= at <= end + ROUNDING_S
 
 
-def _by_clock(case: Case) -> dict[str, list[Instant]]:
+def _by_clock(case: Case) -> dict[str, ClockReadings]:
     """Every instant of the run by its clock: a boot of the supervisor's machine, or a rank's
     process on another machine.
     """
-    found: dict[str, list[Instant]] = {}
+    found: dict[str, list[Instant | LineReadings]] = {}
     for number, session in enumerate(case.run.sessions):
         begun = Instant(session.started_at, session.time, (-1, "supervisor"), f"session {number}")
         found.setdefault(f"boot {session.boot_id[:8]}", []).append(begun)
@@ -415,11 +412,8 @@ def _by_clock(case: Case) -> dict[str, list[Instant]]:
         for rank, lines in logs.ranks.items():
             if rank >= local_ranks(case, a.attempt):
                 name = f"attempt {a.attempt} rank {rank}"
-                found[name] = [
-                    Instant(x.at, x.time, (a.attempt, rank), f"step {x.global_step} of {name}")
-                    for x in lines.events
-                ]
-    return found
+                found[name] = list(_of_lines(a, rank, lines, loose=False))
+    return {clock: ClockReadings(parts) for clock, parts in found.items()}
 
 
 def _of_fault(case: Case, a: Attempt, fired: InjectedFault, until: float) -> Instant:
@@ -427,9 +421,7 @@ def _of_fault(case: Case, a: Attempt, fired: InjectedFault, until: float) -> Ins
     its target's next line.
     """
     lines = case.run.logs(a.attempt).ranks.get(fired.rank)
-    following = next(
-        (line.at for line in (lines.events if lines else ()) if line.at > fired.at), until
-    )
+    following = next(iter(instants_after(lines, fired.at)), until) if lines else until
     background = strategy_of(case.run.stored.config).background  # a writer is hit beside the ranks
     return Instant(
         fired.at,

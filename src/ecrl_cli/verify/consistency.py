@@ -8,7 +8,7 @@ from ecrl_cli.checkpoint.format.manifest import components
 from ecrl_cli.checkpoint.format.names import COMPONENTS
 from ecrl_cli.config.identity import reference_id_of, run_id_of
 from ecrl_cli.errors import plural
-from ecrl_cli.history.lineage import ancestry, line_chain, lines_of
+from ecrl_cli.history.lineage import LineChains, ancestry, lines_of
 from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.attempts import check_attempts
@@ -44,7 +44,8 @@ def records_consistent(case: Case) -> Finding:
         check_continuations(case, notes)
         check_supervisor_record(case, case.run.supervisor, notes)
     evaluated = check_evaluations(case, notes)
-    chained = sum(_check_chain(case, c, notes) for c in case.disk if c.report.ok)
+    chains = LineChains(case.run)
+    chained = sum(_check_chain(case, c, chains, notes) for c in case.disk if c.report.ok)
     check_metrics(case, notes)
     measured = f"; {plural(evaluated, 'evaluation')} on held-out data" if evaluated else ""
     agree = plural(len(case.attempts), "attempt agrees with its", "attempts agree with their")
@@ -83,7 +84,9 @@ def _check_identity(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"{c.path} belongs to run {str(c.report.run_id)[:8]}")
 
 
-def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool:
+def _check_chain(
+    case: Case, c: StoredCheckpoint, chains: LineChains, notes: FindingBuilder
+) -> bool:
     """The lines up to a checkpoint match the line chain stored in it; returns whether that could be
     checked.
     """
@@ -99,7 +102,7 @@ def _check_chain(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> bool
         notes.missing(f"{c.path} holds no line chain for each of {plural(ranks, 'rank')}")
         return False
     for rank, chain in enumerate(c.line_chain):
-        if line_chain(case.run, path, rank) != chain:
+        if chains.of(path, rank) != chain:
             present = {
                 step
                 for segment in path.chained

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ecrl_cli.errors import plural
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.lineage import lineage
+from ecrl_cli.history.lineage import lineage, steps_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
 
@@ -92,8 +92,8 @@ def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
             )
     for a in attempts:
         for rank, lines in records.logs(a.attempt).ranks.items():
-            steps = [line.global_step for line in lines.events]
-            if steps != list(range(a.resumed_from_step + 1, a.resumed_from_step + 1 + len(steps))):
+            steps, first = steps_of(lines), a.resumed_from_step + 1
+            if list(steps) != list(range(first, first + len(steps))):
                 return (
                     f"the log of rank {rank} in attempt {a.attempt} does not go from step to step"
                 )

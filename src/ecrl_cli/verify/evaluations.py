@@ -11,7 +11,7 @@ from ecrl_cli.config.legs import targets
 from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.errors import ConfigError, plural, shown
 from ecrl_cli.history.divergence import same_float
-from ecrl_cli.history.lineage import Lineage, evaluations
+from ecrl_cli.history.lineage import Lineage, evaluations, steps_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, membership_history
 from ecrl_cli.records.evaluations import Evaluation, evaluation_due
@@ -76,7 +76,7 @@ def _wrong(case: Case, a: Attempt, line: Evaluation) -> Iterator[str]:
     reached = max(
         [
             a.resumed_from_step,
-            *(each.global_step for each in (path.ranks[0].events if 0 in path.ranks else ())),
+            max(steps_of(path.ranks[0]) if 0 in path.ranks else (), default=0),
         ]
     )
     if not a.resumed_from_step <= line.global_step <= max(reached, a.last_step or 0):
@@ -143,7 +143,7 @@ def _check_spans(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         case.spans.of(a.attempt, 0),
         {line.global_step for line in case.run.logs(a.attempt).evaluations.events},
     )
-    spans = [span for span in account.spans if span.category == "evaluate"] if account else []
+    spans = account.of_category("evaluate") if account else []
     unrecorded = [span for span in spans if span.global_step not in recorded]
     if not unrecorded or lost_power(case):
         return

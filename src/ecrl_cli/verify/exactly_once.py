@@ -5,17 +5,20 @@ lost, counted from the ranks' logs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from ecrl_cli.config.elastic import fits, owned, share
-from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
 from ecrl_cli.errors import plural
-from ecrl_cli.history.lineage import Segment, lines_of, seen_before
+from ecrl_cli.history.lineage import Segment, covered, lines_of, seen_before, steps_of
+from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import lost_samples
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import RankLine
+from ecrl_cli.verify.line_columns import of_one_attempt, samples_as_due, world_sizes_of
 from ecrl_cli.verify.survivor_reports import Line, survivals
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
@@ -53,18 +56,18 @@ def exactly_once(case: Case) -> Finding:
 
 def _plan(case: Case, size: int) -> Schedule:
     """The samples that every step must consume, as far as the run got; `size`: of the data set."""
-    world_sizes = [a.world_size for a in case.attempts] + [
-        line.world_size for _, _, line in every_line(case.run)
-    ]
-    valid_sizes = [w for w in world_sizes if w > 0 and fits(case.run.stored.config, w)]
-    furthest = max(
-        [case.path.last_step, *(line.global_step for _, _, line in every_line(case.run))]
-    )
-    return _expected_samples(
+    config, logs = (
         case.run.stored.config,
+        [lines for a in case.run.attempt_logs for lines in a.ranks.values()],
+    )
+    world_sizes = {a.world_size for a in case.attempts}.union(*map(world_sizes_of, logs))
+    furthest = max([case.path.last_step, *(max(steps_of(lines), default=0) for lines in logs)])
+    return Schedule(
+        case.run,
         size,
-        min(furthest, case.run.stored.config.target_steps),
-        valid_sizes,
+        steps_per_epoch(size, config.global_batch),
+        min(furthest, config.target_steps),
+        tuple(sorted(w for w in world_sizes if w > 0 and fits(config, w))),
     )
 
 
@@ -92,6 +95,9 @@ def _check_logs(case: Case, notes: FindingBuilder) -> None:
             where = f"attempt {a.attempt} rank {rank}"
             if rank >= a.world_size:
                 notes.broken(f"{where} left a log, the attempt had {plural(a.world_size, 'rank')}")
+            columns = rank_columns(lines)
+            if columns and of_one_attempt(columns, a, rank):
+                continue
             steps = [line.global_step for line in lines.events]
             if steps and steps[0] != a.resumed_from_step + 1:
                 notes.broken(
@@ -123,6 +129,8 @@ def _check_segment(
     """Each committed step has exactly one line per rank; survivor reports may stand in for the line
     of a rank that died in it.
     """
+    if covered(case.run, segment) is not None:
+        return
     found = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
     for rank in range(segment.world_size):
@@ -156,7 +164,7 @@ def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
     """Every line, replayed ones too, has the right position in the epoch, number of samples and
     shard.
     """
-    for attempt, rank, line in every_line(case.run):
+    for attempt, rank, line in () if plan.followed else every_line(case.run):
         who = f"step {line.global_step} rank {rank} (attempt {attempt})"
         if not 1 <= line.global_step <= case.run.stored.config.target_steps:
             notes.broken(
@@ -259,6 +267,9 @@ def _counted(case: Case, plan: Schedule, excused: frozenset[Line]) -> Iterator[E
     seen: Counter[BatchPosition] = Counter()
     expected: set[BatchPosition] = set()
     extra: Counter[int] = Counter()
+    if whole := _counted_whole(case, plan, excused):
+        yield from whole
+        return
     for segment in case.path.segments:
         expected |= {
             BatchPosition(step, rank, segment.world_size)
@@ -292,6 +303,29 @@ def _counted(case: Case, plan: Schedule, excused: frozenset[Line]) -> Iterator[E
         )
 
 
+def _counted_whole(case: Case, plan: Schedule, excused: frozenset[Line]) -> list[EpochCount] | None:
+    """The counts of a run that has all committed lines once, each with the samples due, so that
+    only steps are counted; None if it is not one.
+    """
+    segments = case.path.segments
+    if (
+        excused
+        or not case.path.whole
+        or not plan.followed
+        or any(covered(case.run, segment) is None for segment in segments)
+    ):
+        return None
+    steps = Counter[int]()
+    for segment in segments:
+        while segment.steps():
+            epoch = plan.epoch_and_cursor(segment.after + 1)[0]
+            end = min(segment.until, (epoch + 1) * plan.steps_per_epoch)
+            steps[epoch] += end - segment.after
+            segment = replace(segment, after=end)
+    batch = case.run.stored.config.global_batch
+    return [EpochCount(epoch, count * batch, 0, 0, 0) for epoch, count in sorted(steps.items())]
+
+
 def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
     """The shard that the logged hash belongs to: its own position if the hash fits, else the first
     one of the same epoch, else any.
@@ -321,39 +355,49 @@ class BatchPosition:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`hashes`: by position; `places`: by hash, the positions of shards with that hash, in order of
-    the steps.
+    """The samples that each step consumes, up to the end of the epoch of `last_step` (of a very
+    long epoch, only the next steps), for every world size. `size`: of the data set.
     """
 
+    records: RunRecords
+    size: int
     steps_per_epoch: int
-    hashes: dict[BatchPosition, str]
-    places: dict[str, tuple[BatchPosition, ...]]
+    last_step: int
+    world_sizes: tuple[int, ...]
 
     def epoch_and_cursor(self, step: int) -> tuple[int, int]:
         return position(step, self.steps_per_epoch)
 
+    @cached_property
+    def followed(self) -> bool:
+        """Whether every line of the run tells of the samples that it is to consume. False also
+        where that can be seen line by line only.
+        """
+        return samples_as_due(self.records, self.size)
 
-def _expected_samples(
-    config: RunConfig, size: int, last_step: int, world_sizes: Iterable[int]
-) -> Schedule:
-    """The schedule up to the end of the epoch of `last_step` (of a very long epoch, only the next
-    steps), for every world size.
-    """
-    per_epoch = steps_per_epoch(size, config.global_batch)
-    sizes = sorted(set(world_sizes))
-    hashes: dict[BatchPosition, str] = {}
-    beyond = 2 * last_step + _AHEAD
-    for epoch in range(position(max(last_step, 1), per_epoch)[0] + 1):
-        order = epoch_order(config.seed, epoch, size, config.global_batch)
-        for cursor in range(min(per_epoch, beyond - epoch * per_epoch)):
-            ids = window(order, cursor, config.global_batch)
-            for world_size in sizes:
-                for rank in range(world_size):
-                    part = shard(ids, rank, world_size, config.elastic.replicas)
-                    hashes[BatchPosition(epoch * per_epoch + cursor + 1, rank, world_size)] = (
-                        ids_hash(part)
-                    )
-    places: dict[str, tuple[BatchPosition, ...]] = {}
-    for place, digest in hashes.items():
-        places[digest] = (*places.get(digest, ()), place)
-    return Schedule(per_epoch, hashes, places)
+    @cached_property
+    def hashes(self) -> dict[BatchPosition, str]:
+        """By position, the hash of its samples."""
+        config, per_epoch = self.records.stored.config, self.steps_per_epoch
+        found: dict[BatchPosition, str] = {}
+        beyond = 2 * self.last_step + _AHEAD
+        for epoch in range(position(max(self.last_step, 1), per_epoch)[0] + 1):
+            order = epoch_order(config.seed, epoch, self.size, config.global_batch)
+            for cursor in range(min(per_epoch, beyond - epoch * per_epoch)):
+                ids, step = (
+                    window(order, cursor, config.global_batch),
+                    epoch * per_epoch + cursor + 1,
+                )
+                for world_size in self.world_sizes:
+                    for rank in range(world_size):
+                        part = shard(ids, rank, world_size, config.elastic.replicas)
+                        found[BatchPosition(step, rank, world_size)] = ids_hash(part)
+        return found
+
+    @cached_property
+    def places(self) -> dict[str, tuple[BatchPosition, ...]]:
+        """By hash, the positions of shards with that hash, in order of the steps."""
+        found: dict[str, tuple[BatchPosition, ...]] = {}
+        for place, digest in self.hashes.items():
+            found[digest] = (*found.get(digest, ()), place)
+        return found

@@ -13,6 +13,7 @@ from ecrl_cli.errors import shown
 from ecrl_cli.failures.fault_kind import recorded_kind
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.storage_faults import acknowledges_after
+from ecrl_cli.history.lineage import instants_by_step
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, InjectedFault, PlannedFailure
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.verdict import SHOWN, FindingBuilder
@@ -235,7 +236,7 @@ def _beside_lines(
         # the background writer is another process; it and the ranks do not wait for each other
         return _beside_save(case, fired, entry)
     lines = case.run.logs(fired.attempt).ranks.get(0 if saves else fired.rank)
-    by_step = {line.global_step: line.at for line in lines.events} if lines else {}
+    by_step = instants_by_step(lines) if lines else {}
     if entry.moment in STARTING:
         return (
             [(fired.at - min(by_step.values()), "after its victim had done a step")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ecrl_cli.errors import EcrlError, RecordError, shown
-from ecrl_cli.history.lineage import lines_of
+from ecrl_cli.history.lineage import covered, lines_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.metrics.cache import NewerMetrics, differences
 from ecrl_cli.metrics.document import metrics_document
@@ -106,6 +106,8 @@ def lacking(case: Case) -> str:
         excused = sum(
             attempt == segment.attempt and step in segment.steps() for attempt, _, step in allowed
         )
+        if covered(case.run, segment) is not None:
+            continue
         if len(lines_of(case.run, segment)) < len(segment.steps()) * segment.world_size - excused:
             return f"lines of attempt {segment.attempt} are missing"
     return "evaluations are missing" if unrecorded(case) else ""

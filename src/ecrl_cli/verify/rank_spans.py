@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
+
+import numpy as np
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.records.events import Span
-from ecrl_cli.records.journal import read_journal
+from ecrl_cli.records.columns import SpanColumns, read_log, span_columns
+from ecrl_cli.records.events import CATEGORIES, Span
 
 # The values compared are sums and differences of the same clock readings, so they differ only by
 # rounding: a sum of some ten numbers of up to 10^7 s (the clock of a machine that has been up for
@@ -25,10 +28,16 @@ APART_S = 0.05
 class SpanAccount:
     """The spans of one rank in one attempt, in the order of the file."""
 
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
+
+    @property
+    def columns(self) -> SpanColumns | None:
+        return span_columns(self.spans)
 
     @cached_property
-    def _starts(self) -> list[float]:
+    def _starts(self) -> Sequence[float]:
+        if self.columns is not None:
+            return cast("Sequence[float]", self.columns.start)
         return [span.start for span in self.spans]
 
     @property
@@ -57,6 +66,22 @@ class SpanAccount:
             else ()
         )
         return (*before, self.spans[found])
+
+    def of_steps(self, steps: Iterable[int]) -> Iterator[Span]:
+        """The spans of any of `steps`, in the order of the file."""
+        columns = self.columns
+        if columns is None or not columns.ordered:
+            yield from (span for span in self.spans if span.global_step in steps)
+            return
+        for step in sorted(set(steps)):
+            yield from columns.lines(*np.searchsorted(columns.global_step, (step, step + 1)))
+
+    def of_category(self, category: str) -> Sequence[Span]:
+        """The spans of a category, in the order of the file."""
+        if self.columns is None:
+            return [span for span in self.spans if span.category == category]
+        rows = np.flatnonzero(self.columns.category == CATEGORIES.index(category)).tolist()
+        return [self.spans[row] for row in rows]
 
     def between(self, start: float, end: float) -> Iterator[Span]:
         """The spans that overlap `start` .. `end` by more than an instant."""
@@ -98,18 +123,18 @@ def read_spans(records: RunRecords) -> RankSpans:
     for logs in records.attempt_logs:
         paths = records.layout.attempt(logs.attempt)
         for rank in paths.spanned():
-            events = logs.spans.events
+            lines = logs.spans
             path = paths.spans(rank)
             if records.cut and path not in records.cut:
                 continue
             if rank:
                 try:
-                    events = read_journal(
+                    lines = read_log(
                         path, Span, until=records.cut.size(path) if records.cut else None
-                    ).events
+                    )
                 except (RecordError, OSError) as error:
                     unread.append(f"{records.layout.relative(path)} cannot be read: {error}")
                     continue
-            if events:
-                accounts[logs.attempt, rank] = SpanAccount(events)
+            if lines.events:
+                accounts[logs.attempt, rank] = SpanAccount(lines.events)
     return RankSpans(accounts, tuple(unread))

@@ -13,7 +13,7 @@ from ecrl_cli.config.elastic import fits
 from ecrl_cli.config.identity import reference_id
 from ecrl_cli.errors import EcrlError, RecordError, plural
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.lineage import lineage
+from ecrl_cli.history.lineage import lineage, steps_of
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.cut import Cut, MovedOn, take_cut
 from ecrl_cli.records.digests import file_states
@@ -22,6 +22,7 @@ from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.run_config import StoredConfig, read_run_config
 from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.verify.disturbance import uninterrupted
+from ecrl_cli.verify.line_columns import world_sizes_of
 from ecrl_cli.verify.registry import checks_alone, run_checks
 from ecrl_cli.verify.verdict import VALID, Finding, worst
 from ecrl_cli.verify.verification_input import Case, same_sizes
@@ -190,11 +191,11 @@ def check_extent(records: RunRecords) -> None:
     """RecordError if the committed sequence, or the sample order up to it, is out of proportion to
     the existing lines.
     """
-    logs = [lines.events for a in records.attempt_logs for lines in a.ranks.values()]
-    lines, path = sum(map(len, logs)), lineage(records)
+    logs = [lines for a in records.attempt_logs for lines in a.ranks.values()]
+    lines, path = sum(len(log.events) for log in logs), lineage(records)
     claimed = sum(len(segment.steps()) * max(segment.world_size, 1) for segment in path.segments)
     reach = min(
-        max([path.last_step, 1, *(line.global_step for log in logs for line in log)]),
+        max([path.last_step, 1, *(max(steps_of(log), default=0) for log in logs)]),
         records.stored.config.target_steps,
     )
     claimed = max(claimed, reach * sum(_sizes(records)))
@@ -216,12 +217,8 @@ def check_extent(records: RunRecords) -> None:
 
 def _sizes(records: RunRecords) -> set[int]:
     """Every world size that the records name and that can share the batch."""
-    named = {a.world_size for a in records.attempts} | {
-        line.world_size
-        for a in records.attempt_logs
-        for lines in a.ranks.values()
-        for line in lines.events
-    }
+    logs = (lines for a in records.attempt_logs for lines in a.ranks.values())
+    named = {a.world_size for a in records.attempts}.union(*map(world_sizes_of, logs))
     return {size for size in named if size > 0 and fits(records.stored.config, size)}
 
 

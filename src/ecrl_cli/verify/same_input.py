@@ -10,6 +10,7 @@ from ecrl_cli.config.schema import DIGESTS
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import RankLine
+from ecrl_cli.verify.line_columns import ComparedInputs, inputs_as_due
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
@@ -27,7 +28,28 @@ def same_input(case: Case) -> Finding:
     If a batch was split for different world sizes, the sums of its shards' hashes must be equal
     (`data.loading`).
     """
-    notes = FindingBuilder(PROMISE)
+    notes, recut = FindingBuilder(PROMISE), 0
+    counts = inputs_as_due(case.run, case.reference)
+    if counts is None:
+        counts = _compare_lines(case, notes)
+        recut = _check_windows(case, notes)
+    message = f"{counts.again} shards computed again look as they did at first"
+    message += f", {counts.against} look as in the reference" if case.reference else ""
+    message += (
+        f", {plural(recut, 'window looks', 'windows look')} the same cut for another number of"
+        " ranks"
+        if recut
+        else ""
+    )
+    if not counts.again + counts.against + recut:
+        return notes.finding(
+            "no shard was computed twice, and there is no reference to compare with", checked=False
+        )
+    return notes.finding(message)
+
+
+def _compare_lines(case: Case, notes: FindingBuilder) -> ComparedInputs:
+    """Compare line by line."""
     if without := sum(line.inputs_hash is None for _, _, line in every_line(case.run)):
         notes.missing(f"{plural(without, 'line has', 'lines have')} no hash of the inputs")
     configured = case.run.stored.config.checkpoint.digest
@@ -58,20 +80,7 @@ def same_input(case: Case) -> Finding:
             if key in others:
                 against += 1
                 _compare(line, who, ("the reference", others[key]), notes)
-    recut = _check_windows(case, notes)
-    message = f"{compared} shards computed again look as they did at first"
-    message += f", {against} look as in the reference" if case.reference else ""
-    message += (
-        f", {plural(recut, 'window looks', 'windows look')} the same cut for another number of"
-        " ranks"
-        if recut
-        else ""
-    )
-    if not compared + against + recut:
-        return notes.finding(
-            "no shard was computed twice, and there is no reference to compare with", checked=False
-        )
-    return notes.finding(message)
+    return ComparedInputs(compared, against)
 
 
 def _check_windows(case: Case, notes: FindingBuilder) -> int:

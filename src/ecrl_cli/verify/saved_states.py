@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ecrl_cli.checkpoint.format.canonical_json import is_digest
-from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.checkpoint.format.train_document import due_on_ranks, saved_state, tensor_digests
 from ecrl_cli.config.legs import schedule_after
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
-from ecrl_cli.history.lineage import Lineage
+from ecrl_cli.history.lineage import Lineage, components_of_lines
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.state_digests import RANK_COMPONENTS
@@ -67,9 +67,9 @@ def _check_line(
             notes.broken(
                 f"{who} with other {', '.join(names)} than attempt {a.attempt} resumed from"
             )
-    by_rank = logged.get((line.attempt, line.global_step), {})
+    by_rank, due = logged.get((line.attempt, line.global_step), {}), due_on_ranks(saved)
     for rank, held in by_rank.items():
-        if names := _differing_on(rank, saved, held):
+        if names := _differing_on(rank, due(rank), held):
             notes.broken(f"{who} with other {', '.join(names)} than rank {rank} logged after it")
     return bool(saved and by_rank)
 
@@ -109,8 +109,9 @@ def differing_saves(case: Case, reference: RunRecords, theirs: Lineage, claimed:
         if step > claimed or done is None:
             continue
         names = _differing(saved, others.get(step, {}))
+        due = due_on_ranks(saved)
         for rank, held in logged.get((done.attempt, step), {}).items():
-            names += [name for name in _differing_on(rank, saved, held) if name not in names]
+            names += [name for name in _differing_on(rank, due(rank), held) if name not in names]
         configs = (case.run.stored.config, reference.stored.config)
         if len({schedule_after(config, step) for config in configs}) > 1:
             names = [name for name in names if name != "train"]
@@ -139,9 +140,8 @@ def _logged(run: RunRecords) -> Logged:
     found: Logged = {}
     for logs in run.attempt_logs:
         for rank, lines in sorted(logs.ranks.items()):
-            for line in lines.events:
-                if line.components:
-                    found.setdefault((logs.attempt, line.global_step), {})[rank] = line.components
+            for step, components in components_of_lines(lines):
+                found.setdefault((logs.attempt, step), {})[rank] = components
     return found
 
 
@@ -149,9 +149,8 @@ def _differing(ours: dict[str, str], others: dict[str, str]) -> list[str]:
     return [name for name in ours if name in others and ours[name] != others[name]]
 
 
-def _differing_on(rank: int, saved: dict[str, str], held: dict[str, str]) -> list[str]:
+def _differing_on(rank: int, due: dict[str, str], held: dict[str, str]) -> list[str]:
     """The components of a rank that were saved otherwise. Buffers are saved from rank 0 only."""
-    due = due_on_rank(saved, rank)
     return [
         name
         for name in RANK_COMPONENTS

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ecrl_cli.errors import plural
 from ecrl_cli.history.membership import continuing_ranks
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import (
     COPY_WAIT,
     RANK_CATEGORIES,
@@ -17,11 +18,13 @@ from ecrl_cli.records.events import (
     RankLine,
     Span,
 )
+from ecrl_cli.records.journal import Log
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost
 from ecrl_cli.verify.clocks import local_ranks, processes_over
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
+from ecrl_cli.verify.span_columns import begun_together, contiguous, lines_booked, steps_booked
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -48,14 +51,9 @@ def check_spans(case: Case, notes: FindingBuilder) -> None:
             if _check_account(a, rank, account, notes):
                 waits = _waits(account, logs.checkpoints.events) if rank == 0 else set()
                 lost = tail_may_be_lost(case, a.attempt)
-                _check_lines(
-                    f"attempt {a.attempt} rank {rank}",
-                    lines.events,
-                    account,
-                    waits,
-                    notes,
-                    lost=lost,
-                )
+                if not _booked(lines, account, waits):
+                    who = f"attempt {a.attempt} rank {rank}"
+                    _check_lines(who, lines.events, account, waits, notes, lost=lost)
                 _check_span_steps(case, a, rank, account, notes)
             else:
                 sound = False
@@ -78,6 +76,8 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
     can rely on them.
     """
     who = f"attempt {a.attempt} rank {rank}"
+    if account.columns is not None and contiguous(account.columns, a.attempt):
+        return True
     for span in account.spans:
         if (
             span.category not in RANK_CATEGORIES
@@ -156,6 +156,13 @@ def _check_span_steps(
     if lost_power(case) or tail_may_be_lost(case, a.attempt) or not lines:
         return
     last = max(a.last_step or 0, lines[-1].global_step) + (a.outcome not in ENDED_WELL)
+    columns = rank_columns(logs.ranks[rank])
+    if (
+        columns is not None
+        and account.columns is not None
+        and steps_booked(columns, account.columns, a.resumed_from_step, last)
+    ):
+        return
     for span in account.spans:
         while behind < len(lines) and lines[behind].at <= span.start + ROUNDING_S:
             done, behind = lines[behind].global_step, behind + 1
@@ -170,9 +177,19 @@ def _check_span_steps(
             return
 
 
+def _booked(lines: Log[RankLine], account: SpanAccount, waits: set[float]) -> bool:
+    """Whether columns show at once that all lines are as `_check_lines` has them."""
+    columns = rank_columns(lines)
+    return not lines.events or (
+        columns is not None
+        and account.columns is not None
+        and lines_booked(columns, account.columns, waits)
+    )
+
+
 def _check_lines(
     who: str,
-    lines: tuple[RankLine, ...],
+    lines: Sequence[RankLine],
     account: SpanAccount,
     waits: set[float],
     notes: FindingBuilder,
@@ -222,8 +239,9 @@ def _waits(account: SpanAccount, lines: Sequence[CheckpointLine]) -> set[float]:
     """Where the spans begin that a line `waited` tells of: it is written right after the span,
     before the next one ends.
     """
-    ends, found = [span.end for span in account.spans], set()
-    for line in (line for line in lines if line.event == "waited"):
+    waited = [line for line in lines if line.event == "waited"]
+    ends, found = [span.end for span in account.spans] if waited else [], set[float]()
+    for line in waited:
         span = account.spans[max(0, bisect_right(ends, line.at) - 1)]
         if (
             span.category == STALL_PARTS[COPY_WAIT]
@@ -239,8 +257,14 @@ def _check_steps_together(case: Case, a: Attempt, notes: FindingBuilder) -> None
     """
     latest: dict[int, tuple[float, int]] = {}
     earliest: dict[int, tuple[float, int]] = {}
-    for rank, lines in case.run.logs(a.attempt).ranks.items():
-        for line in lines.events if rank < local_ranks(case, a.attempt) else ():
+    local = local_ranks(case, a.attempt)
+    logs = {rank: each for rank, each in case.run.logs(a.attempt).ranks.items() if rank < local}
+    columns = {rank: rank_columns(lines) for rank, lines in logs.items() if lines.events}
+    plain = {rank: each for rank, each in columns.items() if each is not None}
+    if len(plain) == len(columns) and begun_together(plain):
+        return
+    for rank, lines in logs.items():
+        for line in lines.events:
             step = line.global_step
             latest[step] = max(
                 latest.get(step, (line.at - line.seconds, rank)), (line.at - line.seconds, rank)
@@ -397,9 +421,7 @@ def _check_barrier(
         if account is None or account.end <= released.at:
             continue  # it died there, or before
         steps = (step, 0) if step == a.resumed_from_step else (step,)  # see `_check_save`
-        waited = [
-            span for span in account.spans if span.category == "sync" and span.global_step in steps
-        ]
+        waited = [span for span in account.of_steps(steps) if span.category == "sync"]
         if not waited or waited[-1].end < reached - ROUNDING_S:
             text = (
                 f"rank {rank} waited for the save of step {step} in attempt {a.attempt} until rank"

@@ -5,13 +5,14 @@ on the training state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
-from ecrl_cli.checkpoint.format.manifest import Manifest
-from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.checkpoint.format.train_document import due_on_ranks, saved_state, tensor_digests
 from ecrl_cli.errors import plural, shown
-from ecrl_cli.history.lineage import lines_of
+from ecrl_cli.history.lineage import lines_of, lines_of_step
 from ecrl_cli.history.load import RunRecords
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
 from ecrl_cli.records.state_digests import (
     RANK_COMPONENTS,
@@ -22,8 +23,14 @@ from ecrl_cli.records.state_digests import (
     worked_out,
 )
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
-from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.saved_states import check_saved_states
+from ecrl_cli.verify.state_columns import (
+    always_updated,
+    digests_as_due,
+    has_step_of,
+    paired_digests,
+    steps_agreed,
+)
 from ecrl_cli.verify.state_values import (
     Values,
     differing,
@@ -71,6 +78,9 @@ def _check_steps(case: Case, notes: FindingBuilder) -> int:
     ranks were compared.
     """
     claimed, by_step = equal_on_ranks(case.run), dict[int, dict[int, Values]]()
+    agreed = steps_agreed(case.run, case.path, claimed)
+    if agreed is not None:
+        return agreed
     for segment in case.path.segments:
         for (step, rank), lines in lines_of(case.run, segment).items():
             by_step.setdefault(step, {})[rank] = {
@@ -110,6 +120,9 @@ def _check_updates(case: Case, notes: FindingBuilder) -> None:
     config = case.run.stored.config
     for a in case.attempts if config.precision != "fp16" else ():
         for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+            columns = rank_columns(lines)
+            if columns is not None and always_updated(columns):
+                continue
             rate, before = 0.0, None  # the largest learning rate since `before`
             for line in lines.events:
                 held = line.components.get("parameters") if line.components else None
@@ -146,26 +159,30 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
                 f" times make that {due.every}"
             )
         interval = due
-        if not any(
-            line.seconds == interval.step_s
-            for a in case.run.attempt_logs
-            if 0 in a.ranks
-            for line in a.ranks[0].events
-        ):
+        ranks = [a.ranks[0] for a in case.run.attempt_logs if 0 in a.ranks]
+        if not any(has_step_of(lines, interval.step_s) for lines in ranks):
             lost = tails_may_be_lost(case, len(case.attempts))
             (notes.missing if lost else notes.broken)(
                 "state_digests.json rests on a step of rank 0 that no line tells of"
             )
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
+
+        @cache
+        def due_after(step: int, began: int = a.resumed_from_step) -> bool:
+            return digest_due(config, every, step, began)
+
         for rank, lines in case.run.logs(a.attempt).ranks.items():
+            columns = rank_columns(lines)
+            if columns is not None and digests_as_due(columns, due_after):
+                continue
             absent = [
                 line.global_step
                 for line in lines.events
                 if line.lr is None
                 or (
                     (line.components is None or line.state_digest is None)
-                    and digest_due(config, every, line.global_step, a.resumed_from_step)
+                    and due_after(line.global_step)
                 )
             ]
             if absent:
@@ -187,12 +204,13 @@ def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
         logged = {
             rank: line.components
             for rank, lines in case.run.logs(committed.attempt).ranks.items()
-            for line in lines.events
-            if line.global_step == c.step and line.components is not None
+            for line in lines_of_step(lines, c.step)
+            if line.components is not None
         }
         compared += bool(logged)
+        due = due_on_ranks(saved_state(tensor_digests(c.report.manifest), c.train))
         for rank, found in sorted(logged.items()):
-            if names := _not_stored(c, c.report.manifest, rank, found):
+            if names := _not_stored(due(rank), rank, found):
                 notes.broken(
                     f"{c.path} differs in {', '.join(names)} from what rank {rank} logged after"
                     f" step {c.step}"
@@ -200,13 +218,10 @@ def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
     return compared
 
 
-def _not_stored(
-    c: StoredCheckpoint, manifest: Manifest, rank: int, found: dict[str, str]
-) -> list[str]:
-    """The components of a rank that differ from the checkpoint. Buffers are saved from rank 0
-    only.
+def _not_stored(stored: dict[str, str], rank: int, found: dict[str, str]) -> list[str]:
+    """The components of a rank that differ from what a checkpoint has stored of it. Buffers are
+    saved from rank 0 only.
     """
-    stored = due_on_rank(saved_state(tensor_digests(manifest), c.train), rank)
     return differing_components(
         {name: value for name, value in stored.items() if name != "buffers" or rank == 0}, found
     )
@@ -278,8 +293,9 @@ def _check_last_checkpoint(case: Case, final: FinalState, notes: FindingBuilder)
     for c in case.disk:
         if not c.report.ok or c.report.manifest is None or c.step != final.global_step:
             continue
+        due = due_on_ranks(saved_state(tensor_digests(c.report.manifest), c.train))
         for state in final.ranks:
-            if names := _not_stored(c, c.report.manifest, state.rank, as_components(state)):
+            if names := _not_stored(due(state.rank), state.rank, as_components(state)):
                 notes.broken(
                     f"{c.path} differs in {', '.join(names)} from the end of rank {state.rank}"
                 )
@@ -297,8 +313,8 @@ def _check_survivors(case: Case, notes: FindingBuilder) -> None:
             for report in reports.events:
                 logged = [
                     line.state_digest
-                    for line in (lines.events if lines else ())
-                    if line.global_step == report.finished_step and line.state_digest
+                    for line in (lines_of_step(lines, report.finished_step) if lines else ())
+                    if line.state_digest
                 ]
                 if report.state_digest and logged and logged[-1] != report.state_digest:
                     notes.broken(
@@ -316,6 +332,8 @@ def check_state_digests(case: Case, notes: FindingBuilder) -> None:
 
     A digest cannot be computed from those of the components: both are taken over the tensors.
     """
+    if _paired(case):
+        return
     if recorded_by_rank(case.run.stored.config):
         for attempt, rank, line in every_line(case.run):
             who = f"step {line.global_step} of attempt {attempt} rank {rank} has"
@@ -346,6 +364,18 @@ def check_state_digests(case: Case, notes: FindingBuilder) -> None:
             return
 
 
+def _paired(case: Case) -> bool:
+    """Whether columns show at once that all is as `check_state_digests` has it."""
+    runs = [case.run, *([case.reference] if case.reference else [])]
+    if any(run.columns is None for run in runs):
+        return False
+    pairs = {(parts, state) for parts, state, _ in _of_checkpoints(case)}
+    for run in runs:
+        pairs |= paired_digests((run.columns or {}).values(), _TENSORS)
+        pairs |= {(parts, state) for parts, state, _ in _of_restored(run)}
+    return len(pairs) == len({parts for parts, _ in pairs}) == len({state for _, state in pairs})
+
+
 def _wrong(line: RankLine) -> str:
     """Error in the digests of a line; empty if there is none. Missing ones are found where they are
     due.
@@ -374,6 +404,10 @@ def _of_run(run: RunRecords) -> Iterator[tuple[Parts, str, str]]:
                 line.state_digest,
                 f"step {line.global_step} of attempt {attempt} rank {rank}",
             )
+    yield from _of_restored(run)
+
+
+def _of_restored(run: RunRecords) -> Iterator[tuple[Parts, str, str]]:
     for logs in run.attempt_logs:
         for rank, restored in sorted(logs.restored.items()):
             parts = tuple(getattr(restored.state, name) for name in _TENSORS)

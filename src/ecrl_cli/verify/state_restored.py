@@ -13,7 +13,7 @@ from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
-from ecrl_cli.history.lineage import committed_as
+from ecrl_cli.history.lineage import committed_as, lines_of_step
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
@@ -155,8 +155,8 @@ def _logged(case: Case, attempt: int | None, step: int) -> dict[int, dict[str, s
     return {
         rank: line.components
         for rank, lines in sorted(ranks.items())
-        for line in lines.events
-        if line.global_step == step and line.components
+        for line in lines_of_step(lines, step)
+        if line.components
     }
 
 

@@ -12,7 +12,7 @@ from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.failures.fault_kind import recorded_kind
-from ecrl_cli.history.lineage import furthest
+from ecrl_cli.history.lineage import furthest, lines_of_step
 from ecrl_cli.history.timeline import phases
 from ecrl_cli.records.events import (
     TARGET_REACHED,
@@ -416,8 +416,8 @@ def straggler_contradictions(case: Case, a: Attempt, each: Straggler) -> list[st
     took = {
         rank: line.seconds
         for rank, lines in case.run.logs(a.attempt).ranks.items()
-        for line in lines.events
-        if line.global_step == before and rank < a.world_size
+        for line in lines_of_step(lines, before)
+        if rank < a.world_size
     }
     if each.rank in took and each.own_s > took[each.rank] + ROUNDING_S:
         found.append(

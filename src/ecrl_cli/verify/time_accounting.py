@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import cast
 
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural
 from ecrl_cli.history.load import AttemptRecords
+from ecrl_cli.records.columns import span_columns
 from ecrl_cli.records.events import (
     CATEGORIES,
     CHECKPOINT_ENDS,
@@ -17,8 +19,10 @@ from ecrl_cli.records.events import (
     CheckpointLine,
     Span,
 )
+from ecrl_cli.records.journal import Log
 from ecrl_cli.verify.clocks import check_clocks
 from ecrl_cli.verify.rank_spans import ROUNDING_S
+from ecrl_cli.verify.span_columns import contiguous
 from ecrl_cli.verify.spans import check_spans
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -69,7 +73,8 @@ def _known_spans(case: Case, notes: FindingBuilder) -> bool:
         if not case.run.logs(number).spans.events:
             notes.missing(f"attempt {number} left no spans of rank 0")
     for a in case.run.attempt_logs:
-        for span in a.spans.events:
+        columns = span_columns(a.spans.events)
+        for span in () if columns and contiguous(columns, a.attempt) else a.spans.events:
             if (
                 span.category not in CATEGORIES
                 or span.attempt != a.attempt
@@ -87,7 +92,7 @@ def _check_stalls(case: Case, notes: FindingBuilder) -> str:
     foreign = _BESIDE if strategy_of(case.run.stored.config).writes_in_step else _INSIDE
     split = unsplit = 0
     for a in case.run.attempt_logs:
-        ends = [span.end for span in a.spans.events]
+        ends = _ends(a.spans)
         released = [line for line in a.checkpoints.events if line.event == "released"]
         split += sum(bool(line.stall_parts) for line in released)
         unsplit += sum(not line.stall_parts for line in released)
@@ -175,10 +180,10 @@ def _check_stall_spans(
     line: CheckpointLine, spans: Sequence[Span], ends: Sequence[float], notes: FindingBuilder
 ) -> None:
     """Rank 0's spans that end with the stall show the same seconds by category."""
-    spent = _spent(line, spans[: bisect_right(ends, line.at)])
+    spent = _spent(line, spans, bisect_right(ends, line.at))
     if spent is None:
         # a machine that went down may have kept the line and lost the last spans
-        note = notes.broken if ends and ends[-1] > line.at else notes.missing
+        note = notes.broken if len(ends) and ends[-1] > line.at else notes.missing
         note(f"{_who(line)} is {line.stall_s:.6f} s, and no spans of rank 0 before its end are")
         return
     recorded: dict[str, float] = {}
@@ -193,15 +198,23 @@ def _check_stall_spans(
             )
 
 
-def _spent(line: CheckpointLine, spans: Sequence[Span]) -> dict[str, float] | None:
-    """Seconds by category of the last of `spans` that together are as long as the stall; None if
-    there are none such.
+def _ends(spans: Log[Span]) -> Sequence[float]:
+    columns = span_columns(spans.events)
+    if columns is not None:
+        return cast("Sequence[float]", columns.end)
+    return [span.end for span in spans.events]
+
+
+def _spent(line: CheckpointLine, spans: Sequence[Span], before: int) -> dict[str, float] | None:
+    """Seconds by category of the last of the first `before` spans that together are as long as the
+    stall; None if there are none such.
 
     The line is written right after the end of a span, before the next one ends.
     """
     found: dict[str, float] = {}
-    for span in reversed(spans):
-        if spans[-1].end - span.end >= line.stall_s - ROUNDING_S:
+    for place in reversed(range(before)):
+        span = spans[place]
+        if spans[before - 1].end - span.end >= line.stall_s - ROUNDING_S:
             break
         found[span.category] = found.get(span.category, 0.0) + span.end - span.start
     return found if abs(math.fsum(found.values()) - line.stall_s) <= ROUNDING_S else None

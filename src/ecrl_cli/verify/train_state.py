@@ -8,16 +8,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
 from ecrl_cli.config.legs import schedule_after
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.data.order import position, steps_per_epoch
 from ecrl_cli.errors import shown
 from ecrl_cli.history.divergence import same_float
-from ecrl_cli.history.lineage import ancestry
+from ecrl_cli.history.lineage import ancestry, lines_of_step
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import Attempt, RankLine
 from ecrl_cli.records.state_digests import recorded_by_rank
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.state_columns import rates_as_due
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -48,6 +52,14 @@ def check_settings(case: Case, notes: FindingBuilder) -> int:
     for a in case.attempts:
         scale = _scale_before(case, a) if config.precision == "fp16" else None
         for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
+            columns = rank_columns(lines)
+            if (
+                columns is not None
+                and scale is None
+                and rates_as_due(config, columns, LR_TOLERANCE * config.optimizer.lr / 2)
+            ):
+                looked_at += int(np.count_nonzero(~np.isnan(columns.lr)))
+                continue
             lines_with_lr = [line for line in lines.events if line.lr is not None]
             looked_at += len(lines_with_lr)
             _check_rates(config, a.attempt, rank, lines_with_lr, notes)
@@ -129,12 +141,7 @@ def _scale_before(case: Case, a: Attempt) -> Scale:
         return FIRST_SCALE, 0
     segment = ancestry(case.run, a.attempt, step).of(step)
     ranks = case.run.logs(segment.attempt).ranks if segment else {}
-    lines = [
-        line
-        for _, each in sorted(ranks.items())
-        for line in each.events
-        if line.global_step == step
-    ]
+    lines = [line for _, each in sorted(ranks.items()) for line in lines_of_step(each, step)]
     return (lines[0].loss_scale, lines[0].growth_tracker) if lines else (None, None)
 
 
@@ -228,7 +235,7 @@ def _wrong_loss(case: Case, c: StoredCheckpoint) -> list[str]:
         or 0 not in (ranks := case.run.logs(committed.attempt).ranks)
     ):
         return []
-    lines = [line.loss for line in ranks[0].events if line.global_step == c.step]
+    lines = [line.loss for line in lines_of_step(ranks[0], c.step)]
     loss = c.train["loss"]
     if (
         not lines

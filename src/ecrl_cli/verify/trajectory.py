@@ -22,11 +22,13 @@ from ecrl_cli.history.divergence import (
 from ecrl_cli.history.lineage import Lineage, lineage, lines_of, losses, losses_of, same_sized
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, first_loss, lost_lines, membership_history
-from ecrl_cli.records.state_digests import digests_configured
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, digests_configured
 from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
 from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
 from ecrl_cli.verify.evaluations import check_against, check_repeated
+from ecrl_cli.verify.line_columns import repeated_lines
 from ecrl_cli.verify.saved_states import differing_saves
+from ecrl_cli.verify.state_columns import any_digests, equal_steps
 from ecrl_cli.verify.state_values import (
     NO_TENSORS,
     STATE,
@@ -39,7 +41,7 @@ from ecrl_cli.verify.state_values import (
 )
 from ecrl_cli.verify.survivor_reports import allowed_missing_lines
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
-from ecrl_cli.verify.verification_input import Case, every_line, same_sizes
+from ecrl_cli.verify.verification_input import Case, same_sizes
 
 PROMISE = "same-trajectory"
 NOT_SHOWN = (
@@ -267,7 +269,7 @@ def _check_replays(case: Case, notes: FindingBuilder) -> int:
     # otherwise two attempts may have logged digests after different steps
     always = case.run.stored.config.state_digests != "auto"
     compared, whole, past = 0, _whole_steps(case), membership_history(case.run)
-    for attempt, rank, line in every_line(case.run):
+    for attempt, rank, line in repeated_lines(case.run):
         step, ranks = line.global_step, 0 if replicas else line.world_size
         again, came = False, past.get(attempt, ())
         for part, loss in losses_of(line, replicas).items():
@@ -299,10 +301,12 @@ def _check_replays(case: Case, notes: FindingBuilder) -> int:
 
 
 def _whole_steps(case: Case) -> set[tuple[int, int]]:
-    """(attempt, step) of each step that all ranks of the attempt logged."""
+    """(attempt, step) of each step that all ranks of the attempt logged, and another attempt
+    too.
+    """
     logged: dict[tuple[int, int], set[int]] = {}
     sizes: dict[tuple[int, int], int] = {}
-    for attempt, rank, line in every_line(case.run):
+    for attempt, rank, line in repeated_lines(case.run):
         logged.setdefault((attempt, line.global_step), set()).add(rank)
         sizes[attempt, line.global_step] = line.world_size
     return {key for key, ranks in logged.items() if len(ranks) == sizes[key]}
@@ -319,6 +323,8 @@ def _check_steps(
     """Compare losses, and states after steps whose digest both runs logged; the first differing
     step comes first.
     """
+    if _equal_at_once(case, reference, theirs, claimed):
+        return
     ours, others = (
         {s: each for s, each in losses(r, p).items() if s <= claimed}
         for r, p in ((case.run, case.path), (reference, theirs))
@@ -352,6 +358,21 @@ def _check_steps(
                 f"step {step}: {side} lacks the losses of {_unit(case)}s"
                 f" {sorted(pair[0] ^ pair[1])}"
             )
+
+
+def _equal_at_once(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -> bool:
+    """Whether columns show at once that all is as `_check_steps` has it."""
+    mine, other = case.run.stored.config, reference.stored.config
+    if mine.elastic.replicas or mine.continued_at or not case.path.whole or not theirs.whole:
+        return False
+    if digests_configured(other) and not any_digests(reference, theirs):
+        return False
+    alike = survivors_stay(mine) == survivors_stay(other)
+
+    def compared(rank: int) -> set[str]:
+        return set(RANK_COMPONENTS) - (set() if alike or rank == 0 else {"buffers"})
+
+    return equal_steps((case.run, case.path), (reference, theirs), claimed, compared)
 
 
 def _parts_of(case: Case, attempt: int, rank: int, step: int) -> Iterable[int]:

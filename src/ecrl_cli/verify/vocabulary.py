@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy as np
+
 from ecrl_cli.checkpoint.format.names import LAYERS
 from ecrl_cli.errors import shown
 from ecrl_cli.history.load import AttemptRecords
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import (
     CHECKPOINT_EVENTS,
     LOADER,
@@ -20,6 +23,7 @@ from ecrl_cli.records.events import (
     SupervisorRecord,
 )
 from ecrl_cli.records.heartbeat_table import PHASES
+from ecrl_cli.records.journal import Log
 from ecrl_cli.records.survivor_records import EFFECTS
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -53,7 +57,7 @@ def _check_attempt(case: Case, logs: AttemptRecords, notes: FindingBuilder) -> N
     for rank, lines in sorted(logs.ranks.items()):
         _check_file(
             relative(paths.rank(rank)),
-            [text for line in lines.events for text in _of_line(line)],
+            [] if _possible(lines) else [text for line in lines.events for text in _of_line(line)],
             notes,
         )
     words = [_word("an event", line.event, CHECKPOINT_EVENTS) for line in logs.checkpoints.events]
@@ -106,6 +110,15 @@ def _of_supervisor(record: SupervisorRecord) -> Iterator[str]:
 def _word(what: str, word: str, known: tuple[str, ...]) -> str:
     """Empty if `word` is one of `known`."""
     return "" if word in known else f"{shown(word)} is not {what}"
+
+
+def _possible(lines: Log[RankLine]) -> bool:
+    """Whether every line of a log has finite numbers, and instants that are not negative."""
+    columns = rank_columns(lines)
+    return columns is not None and all(
+        bool(np.isfinite(column).all() and (column is columns.loss or (column >= 0).all()))
+        for column in (columns.loss, columns.seconds, columns.at, columns.time)
+    )
 
 
 def _of_line(line: RankLine) -> Iterator[str]:

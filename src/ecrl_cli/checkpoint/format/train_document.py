@@ -4,7 +4,7 @@ that verify can read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,12 +119,21 @@ def state_in(manifest: Manifest, train: bytes) -> dict[str, str]:
 
 
 def due_on_rank(saved: Mapping[str, str], rank: int) -> dict[str, str]:
-    """The digests that `rank` must have after it restored `saved`, by component. Without rng if the
-    rank did not exist when it was saved: it then starts from its own seed.
+    """`due_on_ranks` of one rank."""
+    return due_on_ranks(saved)(rank)
+
+
+def due_on_ranks(saved: Mapping[str, str]) -> Callable[[int], dict[str, str]]:
+    """By rank, the digests that it must have after it restored `saved`, by component. Without rng
+    if the rank did not exist when it was saved: it then starts from its own seed.
     """
-    due = {name: value for name, value in saved.items() if not name.startswith("rng.")}
-    rng = saved.get(f"rng.rank{rank}", saved.get(_SHARED))
-    return due | ({"rng": rng} if rng else {})
+    shared = {name: value for name, value in saved.items() if not name.startswith("rng.")}
+
+    def due(rank: int) -> dict[str, str]:
+        rng = saved.get(f"rng.rank{rank}", saved.get(_SHARED))
+        return shared | ({"rng": rng} if rng else {})
+
+    return due
 
 
 @dataclass(frozen=True)

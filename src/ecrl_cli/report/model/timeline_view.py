@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ecrl_cli.history.lineage import instants_of, steps_of
 from ecrl_cli.history.load import RunRecords
-from ecrl_cli.history.timeline import Timeline, TimelineSlice, phases, timeline
+from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.disk import DiskRate, rates
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, DiskLine, SupervisorSession
 from ecrl_cli.report.formats import count, duration, plural
@@ -181,7 +182,7 @@ def timeline_view(
         account.wall_s,
         account.absent_s,
         supervisor.target_steps,
-        _bands(account.pieces, account.wall_s, at),
+        _bands(account, at),
         tuple(
             _attempt(records, a, at, account.wall_s, starts.get(a.attempt, {}))
             for a in supervisor.attempts
@@ -249,17 +250,17 @@ def disk_rates(
     return tuple(found)
 
 
-def _bands(pieces: Sequence[TimelineSlice], wall_s: float, at: At) -> tuple[TimeBand, ...]:
+def _bands(account: Timeline, at: At) -> tuple[TimeBand, ...]:
     """The family with the most time in each of BINS bins, neighbours of one family merged."""
-    if not pieces or wall_s <= 0:
+    if not account.pieces or account.wall_s <= 0:
         return ()
-    width = wall_s / BINS
+    width = account.wall_s / BINS
     held: list[dict[str, float]] = [{} for _ in range(BINS)]
-    for piece in pieces:
+    for category, attempt, began, ended in account.stretches():
         family, start, end = (
-            FAMILY_OF[piece.category],
-            at(piece.attempt, piece.start) / width,
-            at(piece.attempt, piece.end) / width,
+            FAMILY_OF[category],
+            at(attempt, began) / width,
+            at(attempt, ended) / width,
         )
         number = int(start)
         while start < end and number < BINS:
@@ -281,11 +282,8 @@ def _attempt(
     records: RunRecords, a: Attempt, at: At, wall_s: float, starts: dict[str, float]
 ) -> AttemptView:
     lines = records.logs(a.attempt).ranks.get(0)
-    progress = (
-        tuple((at(a.attempt, line.at), line.global_step) for line in thinned(lines.events, POINTS))
-        if lines
-        else ()
-    )
+    points = list(zip(instants_of(lines), steps_of(lines), strict=True)) if lines else []
+    progress = tuple((at(a.attempt, instant), step) for instant, step in thinned(points, POINTS))
     end = wall_s if a.ended_at is None else at(a.attempt, a.ended_at)
     return AttemptView(a, at(a.attempt, a.launched_at), end, progress, starts)
 
