@@ -40,7 +40,9 @@ def test_each_job_of_the_race_is_there_and_a_broken_one_says_what_names_its_caus
     ],
 )
 def test_an_answer_is_scored(row, outcome: str, text: str, word: str) -> None:  # type: ignore[no-untyped-def]
-    assert _word(Record("", {}, found(row, Answer(outcome, text)), 0.0)) == word
+    told = found(row, Answer(outcome, text))
+    assert _word(Record("", {}, told, 0.0)) == word
+    assert told["named"] == (word == "caught and named")
 
 
 def test_a_catch_without_its_cause_misses_our_own_gate() -> None:

@@ -328,10 +328,11 @@ class Frameworks:
 
 RACERS = ("ECRL", "ckpt-chaos", "TrainParity", "pytest-torch", "TrainCheck")
 RACE_JOBS = (
-    *("plain", "two_opts", "get_batch_exact", "late_optimizer", "bytes_save"),
-    *("unit_norm", "best_lost", "ema_lost", "target_net", "lexical"),
-    *("latest_early", "sigterm_save", "second_resume", "wont_load", "lightning_job"),
-    *("trainer_job", "trainer_as_documented"),
+    *("plain", "trainer_as_documented", "best_lost", "two_opts"),
+    *("latest_early", "get_batch_exact", "late_optimizer", "bytes_save"),
+    *("unit_norm", "ema_lost", "target_net", "lexical"),
+    *("sigterm_save", "second_resume", "wont_load", "lightning_job"),
+    *("trainer_job"),
 )
 
 

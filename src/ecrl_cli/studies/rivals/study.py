@@ -71,8 +71,8 @@ def _trials(context: StudyContext) -> list[Trial]:
                 "version": _version(context, tool),
             },
         )
+        for subject in subjects()  # a race that is stopped has heard every tool on some jobs
         for tool in _asked(context)
-        for subject in subjects()
         if subject.job in context.keys.jobs
     ]
 
