@@ -69,12 +69,7 @@ def libraries() -> tuple[Library, ...]:
 def _missing(context: StudyContext, row: Library) -> str:
     """The first package of `row` that the interpreter lacks; empty if none."""
     python = _python(context)
-    return next((name for name in row.packages if not _version(python, name)), "")
-
-
-@cache
-def _version(python: str, name: str) -> str:
-    return version_in(python, name)
+    return next((name for name in row.packages if not version_in(python, name)), "")
 
 
 def _python(context: StudyContext) -> str:
@@ -98,7 +93,9 @@ def _trials(context: StudyContext) -> list[Trial]:
             {
                 "arm": "libraries",
                 "library": row.library,
-                "versions": ", ".join(f"{name} {_version(python, name)}" for name in row.packages),
+                "versions": ", ".join(
+                    f"{name} {version_in(python, name)}" for name in row.packages
+                ),
                 "recipe": row.recipe,
                 "processes": row.ranks or 1,
                 "note": row.note,

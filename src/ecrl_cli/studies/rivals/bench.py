@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def python_of(environments: str, tool: str) -> str:
     return str(own) if environments and own.exists() else sys.executable
 
 
+@cache
 def version_in(python: str, distribution: str) -> str:
     """The version of `distribution` that `python` has; empty if it has none."""
     code = f"from importlib.metadata import version; print(version({distribution!r}))"

@@ -58,6 +58,7 @@ def _skips(context: StudyContext) -> list[Skip]:
 
 
 def _trials(context: StudyContext) -> list[Trial]:
+    asked = _asked(context)
     return [
         Trial(
             f"{tool.name}/{subject.key}",
@@ -72,7 +73,7 @@ def _trials(context: StudyContext) -> list[Trial]:
             },
         )
         for subject in subjects()  # a race that is stopped has heard every tool on some jobs
-        for tool in _asked(context)
+        for tool in asked
         if subject.job in context.keys.jobs
     ]
 
