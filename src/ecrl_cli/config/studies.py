@@ -332,7 +332,7 @@ RACE_JOBS = (
     *("latest_early", "get_batch_exact", "late_optimizer", "bytes_save"),
     *("unit_norm", "ema_lost", "target_net", "lexical"),
     *("sigterm_save", "second_resume", "wont_load", "lightning_job"),
-    *("trainer_job"),
+    "trainer_job",
 )
 
 
