@@ -45,12 +45,14 @@ def attempt(path: str, ranks: int, words: list[str]) -> int:
     return status
 
 
-def serve(path: str) -> None:
-    """Fork a process for each connection, which starts and watches the ranks of one attempt."""
+def serve(path: str, modules: tuple[str, ...] = ()) -> None:
+    """Fork a process for each connection, which starts and watches the ranks of one attempt.
+    `modules` are imported beforehand too.
+    """
     import gc
     import importlib
 
-    for name in _WARM:
+    for name in (*_WARM, *modules):
         importlib.import_module(name)
     gc.freeze()  # a collection would copy the pages that the forks share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
@@ -119,6 +121,7 @@ def _gone(connection: socket.socket) -> bool:
 def _become(order: dict[str, object], rank: int, port: int, descriptors: list[int]) -> None:
     """The process of one rank, as a launcher would start it."""
     import random
+    import runpy
 
     import numpy as np
 
@@ -144,6 +147,14 @@ def _become(order: dict[str, object], rank: int, port: int, descriptors: list[in
         from ecrl.hooks import install
 
         install()
+    elif others := _start_hook():
+        runpy.run_path(str(others))
+
+
+def _start_hook() -> Path | None:
+    """The sitecustomize.py that a new interpreter would run: that of another tool."""
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return next((path for f in folders if (path := Path(f, "sitecustomize.py")).is_file()), None)
 
 
 def _run(words: list[str]) -> None:

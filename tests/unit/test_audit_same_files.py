@@ -85,6 +85,17 @@ def test_a_file_that_differs_is_named_with_its_key(
     assert (finding.status, finding.message, finding.arm) == ("broken", said, "struck")
 
 
+def test_a_lost_value_is_told_beside_the_tensors_that_follow_from_it(tmp_path: Path) -> None:
+    undisturbed = _saves(best=torch.ones(3), copy=torch.ones(3), last=_state(20))
+    disturbed = _saves(best=torch.zeros(3), copy=torch.zeros(3), last=_state(20, 0.25))
+    finding = _judged(tmp_path, undisturbed, disturbed)
+    assert finding.message == (
+        "best.pt: 1 of 1 tensor differs, first its only one;"
+        " last.pt: best is 0.25, in both undisturbed runs 0.5; and 1 file more"
+    )
+    assert finding.evidence == ("copy.pt: 1 of 1 tensor differs, first its only one",)
+
+
 def test_files_saved_after_a_load_are_the_same(tmp_path: Path) -> None:
     def disturbed(folder: Path) -> None:
         torch.save(_state(20), folder / "last.pt")

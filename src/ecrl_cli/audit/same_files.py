@@ -19,6 +19,7 @@ PROMISE = "same files"
 _DIGEST = re.compile(r" [0-9a-f]{16}$")
 _LAST_INDEX = re.compile(r"^(.*)\[(\d+)\](.*?)$", re.DOTALL)
 _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf)\b")
+_TENSORS_DIFFER = re.compile(r"\d tensors? differs?, first ")
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
 _ALONE = "there is one undisturbed run"
 _LONGEST = 60  # characters of a value in a sentence
@@ -100,15 +101,17 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
     aside += (f"not judged: {len(seen.aside) - SHOWN} more",) if len(seen.aside) > SHOWN else ()
     if seen.broken:
         sentences = list(seen.broken.values())
-        rest = f"; and {plural(len(sentences) - 1, 'file')} more" if len(sentences) > 1 else ""
+        lead = _lead(sentences)
+        more = len(sentences) - len(lead)
+        rest = f"; and {plural(more, 'file')} more" if more else ""
         chance = "" if stable else ": the job is not deterministic, it may be chance"
         return ArmFinding(
             PROMISE,
             BROKEN if stable else UNKNOWN,
-            sentences[0] + rest + chance,
+            "; ".join(lead) + rest + chance,
             arm,
             None,
-            (*sentences[1:SHOWN], *aside),
+            (*[text for text in sentences[:SHOWN] if text not in lead], *aside),
         )
     if not seen.files:
         return ArmFinding(
@@ -130,6 +133,15 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
     )
     said += f" and {len(seen.aside) - 3} more" if len(seen.aside) > 3 else ""
     return ArmFinding(PROMISE, KEPT, said, arm, None, aside)
+
+
+def _lead(sentences: list[str]) -> list[str]:
+    """The first sentence; where it tells of tensors alone, also the first that names a value: a
+    best model that differs follows from the best score that was lost.
+    """
+    first, *others = sentences
+    telling = [text for text in others if not _TENSORS_DIFFER.search(text)]
+    return [first, *(telling[:1] if _TENSORS_DIFFER.search(first) else [])]
 
 
 def _compared(

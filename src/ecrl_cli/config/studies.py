@@ -5,6 +5,7 @@ ConfigError for values that do not go together.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -325,6 +326,46 @@ class Frameworks:
     planted: bool = True
 
 
+RACERS = ("ECRL", "ckpt-chaos", "TrainParity", "pytest-torch", "TrainCheck")
+RACE_JOBS = (
+    *("plain", "trainer_as_documented", "best_lost", "two_opts"),
+    *("latest_early", "get_batch_exact", "late_optimizer", "bytes_save"),
+    *("unit_norm", "ema_lost", "target_net", "lexical"),
+    *("sigterm_save", "second_resume", "wont_load", "lightning_job"),
+    "trainer_job",
+)
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Tools that judge recovery, over the same jobs. `tools`: which of them; `jobs`: which of
+    studies/rivals/subjects.yaml. `environments`: a folder in which a tool may have an
+    environment of its own, ENVIRONMENTS/TOOL (lower case); else it is looked for beside ECRL.
+    `points`: the most moments of death that ckpt-chaos tries in a job (its own default: 40).
+    """
+
+    SIZES: ClassVar[tuple[str, ...]] = ("points",)
+    name: str = "rivals"
+    tools: tuple[str, ...] = some_of(RACERS)
+    jobs: tuple[str, ...] = some_of(RACE_JOBS)
+    environments: str = ""
+    points: int = count(40, 1)
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Jobs in released libraries under the whole audit. `python`: the interpreter that has them
+    (docs/results/libraries/constraints.txt); `only`: rows whose name holds this text; `examples`:
+    also those of examples/jobs.
+    """
+
+    SIZES: ClassVar[tuple[str, ...]] = ()
+    name: str = "libraries"
+    python: str = field(default_factory=lambda: sys.executable)
+    only: str = ""
+    examples: bool = True
+
+
 @dataclass(frozen=True)
 class MiniBatchFailure:
     """Workers die in the middle of a mini-batch; simulated, `replicas` workers in sequence.
@@ -459,6 +500,8 @@ _KINDS = (
     LiveRecovery,
     Compat,
     Frameworks,
+    Rivals,
+    Libraries,
     RecoveryOverhead,
     MiniBatchFailure,
 )

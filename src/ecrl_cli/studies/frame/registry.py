@@ -30,6 +30,8 @@ _STUDIES = Registry(
         "live-recovery": "ecrl_cli.studies.training.live:STUDY",
         "compat": "ecrl_cli.studies.compat:STUDY",
         "frameworks": "ecrl_cli.studies.frameworks.study:STUDY",
+        "rivals": "ecrl_cli.studies.rivals.study:STUDY",
+        "libraries": "ecrl_cli.studies.libraries.study:STUDY",
         "recovery-overhead": "ecrl_cli.replication.overhead.study:STUDY",
         "mini-batch-failure": "ecrl_cli.replication.mini_batch.study:STUDY",
     },
