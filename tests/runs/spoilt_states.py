@@ -54,9 +54,7 @@ def build_states(
     run = StateBuilder(folder / name, config, change=change).build()
     if auto:
         step_s = line_at(run.attempt(0).rank(0), 2)["seconds"]
-        run.state_digests.write_text(
-            json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s, config.checkpoint.every)))
-        )
+        run.state_digests.write_text(json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s))))
     return run
 
 

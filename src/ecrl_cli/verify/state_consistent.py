@@ -5,6 +5,7 @@ on the training state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
@@ -19,6 +20,7 @@ from ecrl_cli.records.state_digests import (
     digest_due,
     digests_configured,
     recorded_by_rank,
+    steps_per_digest,
     worked_out,
 )
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
@@ -139,8 +141,11 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
     if not recorded_by_rank(config) or not digests_configured(config):
         return
     if interval and config.state_digests == "auto":
-        due = worked_out(interval.digest_s, interval.step_s, config.checkpoint.every)
-        if interval != due:
+        due = replace(
+            worked_out(interval.digest_s, interval.step_s), at_checkpoints=interval.at_checkpoints
+        )
+        left_out = steps_per_digest(interval.digest_s, interval.step_s) > config.checkpoint.every
+        if interval != due or not (interval.at_checkpoints or left_out):
             notes.broken(
                 f"state_digests.json has digests logged every {shown(interval.every)} steps, its"
                 f" times make that {due.every}"
