@@ -352,6 +352,9 @@ class SupervisorSession:
     its end (None: it was killed, or not recorded by that version): `signals`, the stop signals
     received, in order; `writer_deaths`, how many background writers died without being told to;
     `ended_time`, the wall time at `ended_at`.
+
+    `composed`: SHA-256 of what Hydra composed for the run (`records.digests.composed_sha256`) when
+    the session began; empty: it was made without Hydra, or not recorded by that version.
     """
 
     started_at: float
@@ -362,6 +365,7 @@ class SupervisorSession:
     writer_deaths: int | None = None
     code: str = ""
     ended_time: float | None = None
+    composed: str = ""
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,16 @@ class RunLayout:
         return self.root / ".hydra"
 
     @property
+    def composed(self) -> Path:
+        """Hydra's composition for the command that last began the run or went on with it."""
+        return self.hydra / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """The words that were typed for that command."""
+        return self.hydra / "overrides.yaml"
+
+    @property
     def outcome(self) -> Path:
         """The status or outcome of the run's job, if it ran as a job of its own."""
         return self.hydra / "outcome.json"

@@ -12,6 +12,7 @@ from ecrl_cli.history.lineage import ancestry, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.attempts import check_attempts
+from ecrl_cli.verify.composed import not_composed
 from ecrl_cli.verify.configuration import check_configuration
 from ecrl_cli.verify.continuation import check_continuations, continued
 from ecrl_cli.verify.disk_state import StoredCheckpoint
@@ -52,7 +53,7 @@ def records_consistent(case: Case) -> Finding:
         f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines"
         f" before{measured}"
     )
-    return notes.finding(kept, [*other_code(case), *other_environment(case)])
+    return notes.finding(kept, [*not_composed(case), *other_code(case), *other_environment(case)])
 
 
 def _check_identity(case: Case, notes: FindingBuilder) -> None:

@@ -11,7 +11,7 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
-from ecrl_cli.records.digests import source_sha256
+from ecrl_cli.records.digests import composed_sha256, source_sha256
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     Attempt,
@@ -81,7 +81,13 @@ class SupervisorRecordWriter:
         attempts = tuple(
             self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts
         )
-        session = SupervisorSession(monotonic(), wall(), boot_id(), code=source_sha256())
+        session = SupervisorSession(
+            monotonic(),
+            wall(),
+            boot_id(),
+            code=source_sha256(),
+            composed=composed_sha256(self._layout),
+        )
         self._write(
             attempts=with_survived_as_died(attempts),
             sessions=(*self.record.sessions, session),
