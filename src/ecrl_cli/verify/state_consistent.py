@@ -23,6 +23,7 @@ from ecrl_cli.records.state_digests import (
     steps_per_digest,
     worked_out,
 )
+from ecrl_cli.verify.checkpoint_contents import check_contents
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.saved_states import check_saved_states
@@ -51,6 +52,7 @@ def state_consistent(case: Case) -> Finding:
     steps = _check_steps(case, notes)
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)
+    check_contents(case, notes)
     stored = _check_checkpoints(case, notes)
     committed = check_saved_states(case, notes)
     ended = _check_end(case, notes)
