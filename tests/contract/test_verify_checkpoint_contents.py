@@ -15,8 +15,10 @@ import pytest
 
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.history.load import load
+from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.checkpoint_contents import check_contents
+from ecrl_cli.verify.checkpoint_lines import _check_count
 from ecrl_cli.verify.train_state import check_documents
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -173,3 +175,28 @@ def test_an_optimizer_made_otherwise_is_contradicted(cases: dict[str, Case], nam
     finding = judged(case)
     assert finding.status == (INVALID if said else VALID)
     assert said in finding.message
+
+
+@pytest.mark.parametrize(("bytes_", "status"), [(10, INVALID), (1.001, VALID)])
+def test_a_retired_checkpoint_had_about_the_size_of_those_that_are_there(
+    cases: dict[str, Case], bytes_: float, status: str
+) -> None:
+    whole = cases["overlapped"]
+    first = whole.run.attempt_logs[0]
+    lines = tuple(
+        replace(line, bytes=int(line.bytes * bytes_)) for line in first.checkpoints.events
+    )
+    logs = replace(first, checkpoints=replace(first.checkpoints, events=lines))
+    case = whole.beside(run=replace(whole.run, attempt_logs=(logs, *whole.run.attempt_logs[1:])))
+    finding = judged(case)
+    assert finding.status == status
+    assert ("attempt 0 committed step 3 with" in finding.message) == (status == INVALID)
+
+
+def test_a_save_counts_those_before_it_that_were_committed_only_later() -> None:
+    """Of three saves before it the first was committed before, and the last never."""
+    line = CheckpointLine("submitted", 9, 1, at=5.0, time=5.0, inflight=1)
+    for in_flight, broken in ((1, True), (2, False), (3, False)):
+        notes = FindingBuilder("checkpoints-accounted")
+        _check_count(replace(line, inflight=in_flight), [4.0, 6.0, 0.0], notes)
+        assert notes.clean != broken

@@ -330,6 +330,11 @@ SPOILT_AUTO: dict[str, tuple[Spoil, str, str]] = {
         INVALID,
         "state_digests.json rests on a step of rank 0 that no line tells of",
     ),
+    "a digest that took longer than until the next step": (
+        interval(every=1024, digest_s=1.0),
+        INVALID,
+        "state_digests.json has a digest that took 1.000000 s, rank 0 of attempt 0 began its next",
+    ),
 }
 
 

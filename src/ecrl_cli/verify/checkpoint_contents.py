@@ -14,8 +14,10 @@ from ecrl_cli.config.tasks import TASKS
 from ecrl_cli.errors import shown
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.verdict import FindingBuilder
-from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
+# how far the sizes of checkpoints of one model may be apart: what their documents say
+_APART_BYTES, _APART = 2**16, 0.01
 # what the optimizers keep of each parameter
 KEPT = {"sgd": {"momentum_buffer"}, "adamw": {"exp_avg", "exp_avg_sq", "step"}}
 Shapes = dict[str, tuple[int, ...]]
@@ -38,6 +40,7 @@ def check_contents(case: Case, notes: FindingBuilder) -> None:
             notes.broken(f"{c.path} {text}")
         _check_generators(case, c, shapes, notes)
         _check_signature(case, c, notes)
+    _check_sizes(case, notes)
 
 
 def _form(suffix: str) -> str:
@@ -145,3 +148,24 @@ def _check_signature(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> 
         how, what = ("is", "names no") if c.signed else ("is not", "names a")
         text = f"the commit of {c.path} {how} signed, config.json {what} key for it"
         (notes.broken if len(case.run.sessions) == 1 else notes.missing)(text)
+
+
+def _check_sizes(case: Case, notes: FindingBuilder) -> None:
+    """All checkpoints of a run have the tensors of those that are there, and about their size,
+    where as many ranks saved them. In fp16 the optimizer may have kept nothing yet.
+    """
+    config, sizes = case.run.stored.config, dict[int, int]()
+    for c in case.disk:
+        line = case.committed(c)
+        if c.report.ok and c.report.manifest and line:
+            known = _due(case, _of("parameters", _shapes(c.report.manifest)))
+            if known and config.precision != "fp16" and config.task.name in TASKS.builtin:
+                sizes[c.report.manifest.world_size] = line.bytes
+    for line in checkpoint_events(case.run):
+        a = case.attempt(line.attempt)
+        kept = sizes.get(a.world_size, 0) if a and line.event == "committed" else 0
+        if kept and line.bytes and abs(line.bytes - kept) > _APART_BYTES + _APART * kept:
+            notes.broken(
+                f"attempt {line.attempt} committed step {line.global_step} with {line.bytes} bytes,"
+                f" a checkpoint of the same state that is there has {kept}"
+            )

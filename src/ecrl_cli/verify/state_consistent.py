@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.manifest import Manifest
@@ -15,7 +16,9 @@ from ecrl_cli.history.lineage import lines_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
 from ecrl_cli.records.state_digests import (
+    MEASURED_STEPS,
     RANK_COMPONENTS,
+    DigestInterval,
     RankState,
     digest_due,
     digests_configured,
@@ -26,6 +29,7 @@ from ecrl_cli.records.state_digests import (
 from ecrl_cli.verify.checkpoint_contents import check_contents
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
+from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.saved_states import check_saved_states
 from ecrl_cli.verify.state_values import (
     Values,
@@ -163,6 +167,7 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
             (notes.missing if lost else notes.broken)(
                 "state_digests.json rests on a step of rank 0 that no line tells of"
             )
+        _check_digest_time(case, interval, notes)
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
         for rank, lines in case.run.logs(a.attempt).ranks.items():
@@ -180,6 +185,29 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
                     f"attempt {a.attempt} rank {rank}: no digest of the state after step"
                     f" {absent[0]}, where it is due ({len(absent)} such)"
                 )
+
+
+def _check_digest_time(case: Case, interval: DigestInterval, notes: FindingBuilder) -> None:
+    """The digests of rank 0's second and third step, of which the shorter was measured, lie between
+    the end of their step and the beginning of the next one.
+    """
+    for a in case.attempts:
+        lines = case.run.logs(a.attempt).ranks.get(0)
+        first = lines.events[1:4] if lines else ()
+        measured = first[: MEASURED_STEPS - 1]
+        if not any(line.seconds == interval.step_s for line in measured):
+            continue
+        gaps = [
+            after.at - after.seconds - before.at
+            for before, after in pairwise(first)
+            if after.global_step == before.global_step + 1
+        ]
+        if gaps and interval.digest_s > min(gaps) + ROUNDING_S:
+            notes.broken(
+                f"state_digests.json has a digest that took {interval.digest_s:.6f} s, rank 0 of"
+                f" attempt {a.attempt} began its next step {min(gaps):.6f} s after the last"
+            )
+        return
 
 
 def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:
