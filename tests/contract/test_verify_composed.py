@@ -87,7 +87,7 @@ COMPOSED: dict[str, tuple[dict[str, object], str, str]] = {
     ),
     "another rank that fails": ({"failure__rank": 0}, INVALID, "failure.rank is '1' in"),
     "another kind": ({"failure__kind": "exit"}, INVALID, "failure.kind is 'kill' in"),
-    "a key that the kind does not use": ({"failure__seconds": 3.0}, VALID, ""),
+    "a key that the kind does not use": ({"failure__mtbf_steps": 3.0}, VALID, ""),
     "another strategy": (
         {"checkpoint__strategy": "overlapped"},
         INVALID,
@@ -113,6 +113,12 @@ def test_config_json_is_held_against_all_that_was_composed(tmp_path: Path, name:
     found, message, _ = judged(run)
     assert found == status
     assert said in message
+
+
+def test_a_default_is_no_excuse_for_a_key_that_the_kind_uses(run: RunLayout) -> None:
+    edit_json(run.config, lambda stored: stored["config"]["failure"].update(rank=0))
+    _, _, told = judged(run)
+    assert "failure.rank is '0' in config.json, '1' in .hydra/config.yaml" in told
 
 
 def test_a_launcher_that_was_not_typed_is_that_of_the_scale(run: RunLayout) -> None:

@@ -95,8 +95,9 @@ class RankLine:
 
     `cursor_step`: the 0-based step in `epoch` just consumed. `sample_ids_hash`: SHA-256 hex of the
     shard's sample ids as little-endian int64, in order. `inputs_hash`: of its inputs, see
-    `data.loading`. `loss`: the rank's own mean loss at full precision, or with replicas the mean
-    loss of each replica that it owns. `seconds`: the step's duration.
+    `data.loading`; `targets_hash`: likewise of what they are to give, None in older records.
+    `loss`: the rank's own mean loss at full precision, or with replicas the mean loss of each
+    replica that it owns. `seconds`: the step's duration.
 
     State after the step, on this rank: `lr`, the learning rate set for the next step; `loss_scale`
     and `growth_tracker` of the gradient scaler (fp16 only). After steps whose digests are due
@@ -123,6 +124,7 @@ class RankLine:
     lr: float | None = None
     loss_scale: float | None = None
     growth_tracker: int | None = None
+    targets_hash: str | None = None
 
 
 @dataclass(frozen=True)

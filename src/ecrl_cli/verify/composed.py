@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from ecrl_cli.config.identity import NOT_IDENTITY
+from ecrl_cli.config.plan_kinds import plan_kind
 from ecrl_cli.config.schema import FailureConfig, RunConfig
-from ecrl_cli.errors import RecordError, shown
+from ecrl_cli.errors import ConfigError, RecordError, shown
 from ecrl_cli.records.digests import composed_sha256
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import is_folder
@@ -137,14 +138,19 @@ def _check_failures(case: Case, stored: Any, composed: Any, notes: FindingBuilde
         config.failure == FailureConfig() and (none_wanted or "schedule" in typed)
     ) or config.schedule.at:
         return
+    try:
+        unused = plan_kind(config.failure.kind).unused_keys(config.failure)
+    except ConfigError:
+        return  # a kind of a package that is not installed here
     for each in fields(FailureConfig):
-        key, unused = f"failure.{each.name}", getattr(FailureConfig(), each.name)
+        key = f"failure.{each.name}"
         ours, theirs = _plain(getattr(config.failure, each.name)), planned.get(each.name)
         scaled = (each.name in _TIMES and config.scale.steps != 1.0) or (
             each.name == "rank" and isinstance(theirs, int) and theirs >= config.world_size
         )
         resolvable = theirs is not None and "${" not in str(theirs)
-        if resolvable and not (scaled and key not in typed) and ours != _plain(unused):
+        left_out = each.name in unused and ours == _plain(getattr(FailureConfig(), each.name))
+        if resolvable and not (scaled and key not in typed) and not left_out:
             _compare(key, ours, _plain(theirs), notes)
 
 

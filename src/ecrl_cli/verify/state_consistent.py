@@ -13,7 +13,7 @@ from ecrl_cli.checkpoint.format.manifest import Manifest
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import lines_of
-from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
 from ecrl_cli.records.state_digests import (
     MEASURED_STEPS,
@@ -54,6 +54,7 @@ def state_consistent(case: Case) -> Finding:
     """
     notes = FindingBuilder(PROMISE)
     steps = _check_steps(case, notes)
+    _check_own_generators(case, notes)
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)
     check_contents(case, notes)
@@ -98,6 +99,34 @@ def _check_steps(case: Case, notes: FindingBuilder) -> int:
         len([rank for rank, values in ranks.items() if has_digests(values)]) > 1
         for ranks in by_step.values()
     )
+
+
+def _check_own_generators(case: Case, notes: FindingBuilder) -> None:
+    """Each rank draws random numbers of its own: no two have the same generators, neither after a
+    step nor right after a restore. Fixed replicas leave them alike on all ranks.
+    """
+    if case.run.stored.config.elastic.replicas:
+        return
+    for logs in case.run.attempt_logs:
+        held: dict[tuple[int, str], int] = {}
+        for rank, step, rng in sorted(_generators(logs)):
+            other = held.setdefault((step, rng), rank)
+            if other != rank:
+                notes.broken(
+                    f"ranks {other} and {rank} of attempt {logs.attempt} have the same generators"
+                    f" after step {step}: each is to draw numbers of its own"
+                )
+                return
+
+
+def _generators(logs: AttemptRecords) -> Iterator[tuple[int, int, str]]:
+    """Rank, step and digest of the generators, wherever an attempt recorded them."""
+    for rank, lines in logs.ranks.items():
+        for line in lines.events:
+            if line.components and "rng" in line.components:
+                yield rank, line.global_step, line.components["rng"]
+    for rank, restored in logs.restored.items():
+        yield rank, restored.global_step, restored.state.rng
 
 
 def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
