@@ -14,7 +14,10 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.digests import composed_sha256
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import read_seal
-from ecrl_cli.supervision.attempts.supervisor_record import SupervisorRecordWriter
+from ecrl_cli.supervision.attempts.supervisor_record import (
+    SupervisorRecordWriter,
+    refresh_run_config,
+)
 from ecrl_cli.verify.composed import NOT_COMPOSED
 from ecrl_cli.verify.consistency import RECORDS, records_consistent
 from ecrl_cli.verify.seal import records_sealed
@@ -171,3 +174,16 @@ def test_a_session_records_with_what_it_began(run: RunLayout) -> None:
     writer = SupervisorRecordWriter(run, load(run).stored.run_id, 24)
     writer.begin()
     assert load(run).sessions[-1].composed == composed_sha256(run) != ""
+
+
+def test_a_session_takes_up_what_was_composed_for_it(run: RunLayout) -> None:
+    """Only then: a command that is refused, or killed, before it has reopened the run leaves what
+    is sealed.
+    """
+    seal(run)
+    run.composed_next.mkdir()
+    (run.composed_next / "config.yaml").write_text("suite_name: other")
+    assert records_sealed(Case(load(run))).status == judged(run)[0] == VALID
+    refresh_run_config(load(run).stored.config, run)
+    assert run.composed.read_text() == "suite_name: other"
+    assert list(run.composed_next.iterdir()) == []

@@ -161,7 +161,11 @@ def test_what_was_composed_for_a_run_that_is_left_alone_stays(
         patched.setattr(hydra_jobs, "leaves_alone", lambda planned: True)
         assert main(again) == 0 and composed.read_text() == before
     assert main(again) == 0 and "suite_name: other" in composed.read_text()
-    assert len(started) == 3
+    (tmp_path / "run" / "supervisor.json").write_text("{}")  # a session has begun
+    assert main(["train", "run_dir=run"]) == 0
+    assert "suite_name: other" in composed.read_text()
+    assert "suite_name: other" not in (composed.parent / "next" / "config.yaml").read_text()
+    assert len(started) == 4
 
 
 @pytest.mark.parametrize(("words", "composed"), [(["train", "seed=3"], 2), (["-m", "seed=3,4"], 4)])

@@ -152,7 +152,8 @@ class Jobs:
 
     def _place(self, name: str) -> None:
         """The run's folder, and in it what Hydra composed for the run, unless none is begun or gone
-        on with: it is sealed with the run's records.
+        on with. Of a run that has begun it is sealed with the records: the next session takes it
+        up.
         """
         planned = self._plan.runs[name]
         link_run_dir(planned)
@@ -192,7 +193,7 @@ class Jobs:
             "overrides.yaml": hydra["overrides"]["task"],
         }
         _write_yaml(
-            layout.hydra,
+            layout.composed_next if layout.supervisor.exists() else layout.hydra,
             files if self._plan.swept else {**files, "multirun.yaml": self._plan.master},
         )
 

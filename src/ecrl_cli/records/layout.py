@@ -227,6 +227,13 @@ class RunLayout:
         return self.hydra / "config.yaml"
 
     @property
+    def composed_next(self) -> Path:
+        """The folder of what Hydra composed for a command that has begun no session yet: the one
+        that lies in `hydra` is sealed with the run.
+        """
+        return self.hydra / "next"
+
+    @property
     def overrides(self) -> Path:
         """The words that were typed for that command."""
         return self.hydra / "overrides.yaml"

@@ -41,8 +41,16 @@ def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
     if config.continued_at and config.continued_at != before.continued_at and layout.seal.exists():
         write_whole(layout.earlier_seal(before.target_steps), layout.seal.read_bytes())
     reopen(layout)
+    _take_composition(layout)
     if read_run_config(layout).config != replace(config, run_dir=""):
         write_run_config(layout, config)
+
+
+def _take_composition(layout: RunLayout) -> None:
+    """Put what Hydra composed for this command in the place of what the run went by before."""
+    for path in sorted(layout.composed_next.glob("*.yaml")):
+        write_whole(layout.hydra / path.name, path.read_bytes(), durable=False)
+        path.unlink()
 
 
 class SupervisorRecordWriter:
