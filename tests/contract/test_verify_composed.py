@@ -55,6 +55,7 @@ def judged(run: RunLayout) -> tuple[str, str, tuple[str, ...]]:
 
 def test_a_run_as_it_was_composed_is_valid(run: RunLayout) -> None:
     assert judged(run)[::2] == (VALID, ())
+    assert records_sealed(Case(load(run))).evidence == ()
 
 
 def test_without_what_hydra_composed_the_run_is_unknown(run: RunLayout) -> None:
@@ -76,9 +77,9 @@ def test_another_composition_than_the_session_began_with_is_unknown(
 
 
 def test_a_run_recorded_without_it_is_judged_as_before_and_says_so(tmp_path: Path) -> None:
-    status, _, evidence = judged(build_blk(tmp_path))
-    assert status == VALID
-    assert evidence == (NOT_COMPOSED,)
+    case = Case(load(build_blk(tmp_path)))
+    assert records_consistent(case).status == VALID
+    assert records_sealed(case).evidence == (NOT_COMPOSED,)
 
 
 # what Hydra composed, the status, and what is said

@@ -380,7 +380,7 @@ def _check_count(line: CheckpointLine, committed: list[float], notes: FindingBui
     says so, or somebody else had to find out.
     """
     beside = sum(at > line.at for at in committed)
-    if line.inflight <= beside:
+    if 1 <= line.inflight <= beside:
         notes.broken(
             f"step {line.global_step} of attempt {line.attempt} was submitted with"
             f" {plural(line.inflight, 'checkpoint')} in flight, {beside} before it were committed"

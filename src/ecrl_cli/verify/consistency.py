@@ -12,7 +12,6 @@ from ecrl_cli.history.lineage import ancestry, line_chain, lines_of
 from ecrl_cli.records.events import Attempt, FinalState
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.attempts import check_attempts
-from ecrl_cli.verify.composed import not_composed
 from ecrl_cli.verify.configuration import check_configuration
 from ecrl_cli.verify.continuation import check_continuations, continued
 from ecrl_cli.verify.disk_state import StoredCheckpoint
@@ -58,10 +57,9 @@ def records_consistent(case: Case) -> Finding:
     return notes.finding(
         kept,
         [
-            *not_composed(case),
+            *(unexplained(case) if notes.clean else ()),
             *other_code(case),
             *other_environment(case),
-            *unexplained(case),
         ],
     )
 
