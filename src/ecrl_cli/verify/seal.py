@@ -25,7 +25,7 @@ def records_sealed(case: Case) -> Finding:
     given.
     """
     finding = _sealed(case)
-    unbroken = finding.status in (VALID, NOT_CHECKED) and not case.live
+    unbroken = finding.status in (VALID, NOT_CHECKED) and case.ended
     return (
         replace(finding, evidence=(*finding.evidence, *not_composed(case))) if unbroken else finding
     )
