@@ -107,12 +107,6 @@ def test_scrubs_that_were_asked_for_are_owed(run: RunLayout) -> None:
     assert judged(asked(run, scrub_every_s=1.0)).status == VALID
 
 
-def test_a_run_on_several_nodes_names_them(run: RunLayout) -> None:
-    finding = judged(asked(run, nodes=2))
-    assert finding.status == INVALID
-    assert "launch.json of attempt 0 names 0 nodes, config.json has several" in finding.message
-
-
 def test_a_later_session_may_sample_otherwise(run: RunLayout) -> None:
     edit_json(run.supervisor, lambda record: record["sessions"].append(record["sessions"][0]))
     run.disk.write_text("")

@@ -39,8 +39,6 @@ def shrunk(
     recorder = OfPresentRanks(folder / "run", config)
     recorder.harmless.add(harmless)
     run = recorder.build()
-    if nodes > 1:
-        assign_nodes(run, 0, ["a", "b"], [])
     assign_nodes(run, 1, ["a"], ["b"])
     return run
 
