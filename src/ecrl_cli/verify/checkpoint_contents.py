@@ -114,7 +114,8 @@ def _wrong_optimizer(case: Case, c: StoredCheckpoint, shapes: Shapes) -> Iterato
     if config.task.name not in TASKS.builtin:
         return
     kept = [name.rpartition(".") for name in _of("optimizer", shapes)]
-    if other := sorted({key for _, _, key in kept} - KEPT[config.optimizer.name]):
+    keys = {key for _, _, key in kept}
+    if other := sorted(keys - KEPT.get(config.optimizer.name, keys)):
         yield f"keeps {shown(other[0])} for its optimizer, {config.optimizer.name} has none"
     # a scaler may have skipped every step; without momentum there is nothing to keep
     if config.precision == "fp16" or (config.optimizer.name, config.optimizer.momentum) == (

@@ -218,7 +218,7 @@ def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
         found += _unlike(due, values)
         found += [
             f"{name} {shown(values[name])}, not {value!r}"
-            for name, value in FIXED[optimizer.name].items()
+            for name, value in FIXED.get(optimizer.name, {}).items()
             if name in values and values[name] != value
         ]
         if not _is_rate(config, c.step, values.get("lr")):
