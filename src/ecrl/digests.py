@@ -287,11 +287,13 @@ def parameters(optimizers: Iterable[Any]) -> str:
 
 
 def buffers(models: Iterable[Any]) -> str:
-    return of_named(
+    """Empty where no model has any."""
+    named = [
         ("%d.%s" % (index, name), value)
         for index, model in enumerate(models)
         for name, value in model.named_buffers()
-    )
+    ]
+    return of_named(named) if named else ""
 
 
 def optimizer_state(optimizers: Iterable[Any]) -> Tuple[str, int]:

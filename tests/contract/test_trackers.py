@@ -19,6 +19,7 @@ import pytest
 from ecrl_cli.cli.main import main
 from ecrl_cli.config.schema import TrackerConfig
 from ecrl_cli.config.trackers import TRACKERS
+from ecrl_cli.errors import ConfigError
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.tracking.follow import FOLDER, Follower
 from ecrl_cli.runs.tracking.sinks import MLflow, Prometheus
@@ -142,7 +143,7 @@ def test_a_tracker_is_registered_under_its_name(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages
-@pytest.mark.parametrize("name", [name for name in TRACKERS.builtin if name != "none"])
+@pytest.mark.parametrize("name", READ)
 def test_a_tracker_shows_what_the_records_say(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,56 @@ def test_a_tracker_shows_what_the_records_say(
             name != "prometheus"
             or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text()
         ), "told twice, it still has the loss"
+
+
+def test_spans_are_of_one_trace_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run with two restarts: a session, in it three attempts of which two died of a kill, in
+    each its starting up and what it saved.
+    """
+    require("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    config: Any = replace(config_of("blk", "kill", (9, 20), 1), tracker=TrackerConfig("otel"))
+    layout = RunBuilder(tmp_path / "blk", config).build()
+    for _ in range(2):
+        Follower(layout.root, "otel", "").end()
+    lines = (layout.root / FOLDER / "otel" / "spans.jsonl").read_text().splitlines()
+    spans = [json.loads(line) for line in lines]
+    by_id = {span["context"]["span_id"]: span for span in spans}
+    assert len(by_id) == len(spans) and len({span["context"]["trace_id"] for span in spans}) == 1
+    named: dict[str, list[dict[str, Any]]] = {}
+    for span in spans:
+        named.setdefault(span["name"], []).append(span)
+        if span["parent_id"] is not None:
+            around = by_id[span["parent_id"]]
+            assert around["start_time"] <= span["start_time"] <= span["end_time"]
+            assert span["end_time"] <= around["end_time"] or span["name"] == "save"
+    assert len(named["session"]) == 1 and named["session"][0]["parent_id"] is None
+    attempts = named["attempt"]
+    assert [span["attributes"]["ecrl.outcome"] for span in attempts] == [
+        "died",
+        "died",
+        "completed",
+    ]
+    assert [span["status"]["status_code"] for span in attempts] == ["ERROR", "ERROR", "UNSET"]
+    assert [[event["name"] for event in span["events"]] for span in attempts] == [
+        ["fault kill"],
+        ["fault kill"],
+        [],
+    ]
+    saved = {span["attributes"]["ecrl.step"] for span in named["save"]}
+    assert saved >= {6, 12, 18, 24} and {"launch", "import"} <= named.keys()
+    assert named["session"][0]["resource"]["attributes"]["service.name"] == "ecrl"
+
+
+def test_an_exporter_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "elsewhere")
+    with pytest.raises(ConfigError, match="no exporter elsewhere is installed; pip install"):
+        TRACKERS.of("otel").load()(str(tmp_path), "run", "a", {})
 
 
 def told(place: Path, ident: str, step: int | None = None, name: str = "run") -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -21,17 +23,34 @@ class Auditor:
 
     def __init__(self, folder: Path, cold: bool, stack: contextlib.ExitStack) -> None:
         self._folder, self._cold, self._stack = folder, cold, stack
+        self._sockets_in = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecrl-")))
         self._sockets: dict[str, str] = {}
 
     def audit(self, row: Row, interpreter: str) -> tuple[Done, list[str]]:
         """The finished command, and what is wrong with the words of its answer."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder = self._folder_of(row)
+        shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
+        folder.mkdir()
         words = self._words(row, interpreter)
         keys = ("audit", *row.keys, "run_dir=job", "--", *words)
         done = ecrl_in_process(folder, *keys, check=None)
-        document = answer(folder / "job")
-        wrong = [*wrong_words(row, document), *contradictions(document.get("findings", ()))]
-        return done, wrong
+        return done, _wrong(row, folder / "job")
+
+    def judge_again(self, row: Row) -> tuple[Done, list[str]]:
+        """As `audit`, of what an earlier one recorded below the same folder; no job is run.
+        FileNotFoundError if it did not.
+        """
+        folder = self._folder_of(row)
+        if not self.has(row):
+            raise FileNotFoundError(folder)
+        done = ecrl_in_process(folder, "audit", "job", check=None)
+        return done, _wrong(row, folder / "job")
+
+    def has(self, row: Row) -> bool:
+        return (self._folder_of(row) / "job" / "audit.json").is_file()
+
+    def _folder_of(self, row: Row) -> Path:
+        return self._folder / hashlib.sha256(row.name.encode()).hexdigest()[:12]
 
     def _words(self, row: Row, interpreter: str) -> list[str]:
         words = command_of(row, interpreter)
@@ -41,7 +60,7 @@ class Auditor:
         if "--nproc-per-node" in words:
             ranks = words[words.index("--nproc-per-node") + 1]
         if interpreter not in self._sockets:
-            path = self._sockets[interpreter] = str(self._folder / f"socket-{len(self._sockets)}")
+            path = self._sockets[interpreter] = str(self._sockets_in / str(len(self._sockets)))
             self._stack.enter_context(warm.serving(interpreter, path))
         return [
             interpreter,
@@ -51,3 +70,8 @@ class Auditor:
             ranks,
             *words[script:],
         ]
+
+
+def _wrong(row: Row, folder: Path) -> list[str]:
+    document = answer(folder)
+    return [*wrong_words(row, document), *contradictions(document.get("findings", ()))]

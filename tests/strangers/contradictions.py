@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 _ATTEMPT = re.compile(r"\battempt (\d+)")
-_NOT_RESTORED = r"(?:was|were) (?:not (?:restored|loaded)|lost)|did not come back"
+_NOT_RESTORED = r"(?:was|were) (?:not (?:restored|loaded)|lost)|did not come back|goes on otherwise"
 # By component of a promise `restored: COMPONENT`, what a sentence calls it.
 _NAMES = {
     "parameters": "parameters",

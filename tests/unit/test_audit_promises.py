@@ -15,12 +15,16 @@ import pytest
 
 from ecrl_cli import __version__
 from ecrl_cli.audit.audit import judge_folder, write_result
+from ecrl_cli.audit.components import in_words, judged_arm
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.page import STATES, page
+from ecrl_cli.audit.plan import too_few_steps
 from ecrl_cli.audit.records import read_arm
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
+from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EvidenceMissing, RecordError
+from tests.strangers.contradictions import contradictions
 from tests.unit.audit_recordings import (
     LAST,
     Change,
@@ -1006,3 +1010,162 @@ def test_what_an_attempt_began_with_is_no_proof_for_the_next(tmp_path: Path) -> 
     assert [finding.status for finding in lost] == ["broken", "broken"], [
         finding.message for finding in lost
     ]
+
+
+def lost_its_way(line: dict[str, Any]) -> dict[str, Any]:
+    """What an attempt records that follows the undisturbed run no more."""
+    if line["type"] != "step":
+        return line
+    names = ("params", "optimizer", "settings", "rng")
+    return line | {name: told("elsewhere", line[name]) for name in names}
+
+
+def went_elsewhere(folder: Path, *parts: tuple[int, int]) -> Path:
+    """Attempt 1 trains otherwise from its first step on, and attempt 2 goes on with what that one
+    had. `parts`: as in write_arm.
+    """
+    for name in ("ref", "ref2"):
+        write_arm(folder / name, (0, LAST))
+    write_arm(folder / "struck", *parts)
+    (_, last), (after, _) = parts[1:]
+    change(folder, 1, lost_its_way)
+    change(folder, 2, lost_its_way)
+    resumed = {name: told("elsewhere", told(name, after)) for name in ("params", "optimizer")}
+    ahead = {}
+    if after < last:
+        ahead = {"settings": told("elsewhere", told("settings", after + 1))}
+
+    def with_its_state(line: dict[str, Any]) -> dict[str, Any]:
+        return line | resumed | ahead if line["type"] == "start" else line
+
+    change(folder, 2, with_its_state)
+    return folder
+
+
+def lines_of(verdict: AuditVerdict, promise: str) -> list[tuple[str, str]]:
+    return [
+        (finding.status, finding.message)
+        for finding in verdict.findings
+        if finding.promise == promise and "attempt 1" not in finding.message
+    ]
+
+
+def test_a_second_restart_is_held_against_what_the_run_itself_had(tmp_path: Path) -> None:
+    """Attempt 1 left the undisturbed run at step 9 and died after step 14; attempt 2 goes on from
+    its checkpoint of step 12. What it did not bring back is seen in its own first pass of step 13.
+    """
+    folder = went_elsewhere(tmp_path, (0, 10), (8, 14), (12, LAST))
+    verdict = judged(folder)
+    aside = "(of this run, which had left the undisturbed one at step 9)"
+    assert ("kept", f"attempt 2 began with the parameters of step 12 {aside}") in lines_of(
+        verdict, "restored: parameters"
+    )
+    assert (
+        "kept",
+        "attempt 2 had those of its own first pass before step 13",
+    ) in lines_of(verdict, "restored: schedule and settings")
+    assert contradictions([encode(finding) for finding in verdict.findings]) == []
+    settings = {"settings": told("a fresh schedule")}
+    change(folder, 2, lambda line: line | settings if line["type"] == "start" else line)
+    assert [
+        status for status, _ in lines_of(judged(folder), "restored: schedule and settings")
+    ] == ["broken"]
+
+
+def test_a_difference_that_may_be_of_an_earlier_restart_is_not_called_a_loss_of_the_second(
+    tmp_path: Path,
+) -> None:
+    """Attempt 1 left the undisturbed run at step 9 and died after its checkpoint of step 12:
+    nothing tells which rate this run had before step 13.
+    """
+    folder = went_elsewhere(tmp_path, (0, 10), (8, 12), (12, LAST))
+    settings = {"settings": told("whatever was right")}
+    change(folder, 2, lambda line: line | settings if line["type"] == "start" else line)
+    (line,) = lines_of(judged(folder), "restored: schedule and settings")
+    assert line == (
+        "not checked",
+        "the run had left the undisturbed one at step 9, and it has no first pass of step 13 to"
+        " compare with",
+    )
+
+
+def test_a_schedule_whose_rate_came_back_for_one_update_was_not_restored(recorded: Path) -> None:
+    """The optimizer's groups carry the rate of the next update; what sets it began anew."""
+
+    def begun_anew(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] != "step" or line["step"] == 1:
+            return line
+        return line | {"settings": told("settings", line["step"]), "lr": [0.1 / line["step"]]}
+
+    change(recorded, 2, begun_anew)
+    verdict = judged(recorded)
+    assert verdict.diagnosis == (
+        "1 update after attempt 2 began, in step 14, rank 0, 1: the learning-rate schedule, or what"
+        " else sets the optimizer's settings, goes on otherwise: it was not restored"
+    )
+    assert "kept" not in [
+        status for status, _ in lines_of(verdict, "restored: schedule and settings")
+    ]
+
+
+def test_an_earlier_difference_goes_before_a_step_done_twice(tmp_path: Path) -> None:
+    """Attempt 1 leaves the undisturbed run at step 9; steps 13 and 14 are done twice, not alike."""
+    folder = went_elsewhere(tmp_path, (0, 8), (8, 14), (12, LAST))
+    change(folder, 2, steps(params=told("a third way")))
+    (finding,) = [
+        finding for finding in judged(folder).findings if finding.promise == "same trajectory"
+    ]
+    assert finding.step == 9 and finding.message.startswith("differs from step 9 on"), finding
+
+
+def test_two_optimizers_that_are_called_the_same_are_numbered() -> None:
+    every = ["Adam[4]ab", "SGD[4]ab", "Adam[4]cd"]
+    assert [in_words(name, every) for name in every] == [
+        "Adam of 4 tensors, number 1",
+        "SGD of 4 tensors",
+        "Adam of 4 tensors, number 2",
+    ]
+
+
+def test_the_headline_names_the_arm_where_there_are_several(recorded: Path) -> None:
+    change(recorded, 2, starts(optimizer=told("fresh"), entries=0))
+    assert "[struck]" not in render(judged(recorded), "audit").splitlines()[0]
+    shutil.copytree(recorded / "struck", recorded / "twice")
+    assert render(judged(recorded), "audit").splitlines()[0].endswith(" [struck]")
+
+
+def test_tensors_of_another_step_at_the_models_door_are_a_lost_position(tmp_path: Path) -> None:
+    """A job without a DataLoader begins its data anew after the restart."""
+    for name in ("ref", "ref2"):
+        write_arm(tmp_path / name, (0, LAST))
+    write_arm(tmp_path / "struck", (0, 10), (8, LAST))
+
+    def at_the_door(begun: int, taken_from: int) -> Change:
+        def edit(line: dict[str, Any]) -> dict[str, Any] | None:
+            if line["type"] != "step":
+                return None if line["type"] == "batch" else line
+            place = line["step"] + taken_from
+            other = {} if begun == taken_from else {"params": told("led astray", line["params"])}
+            return line | other | {"batches": [], "entered": [told("entered", place)]}
+
+        return edit
+
+    for arm in ("ref", "ref2"):
+        for path in (tmp_path / arm / "attempt-00").glob("*.jsonl"):
+            edited = [at_the_door(0, 0)(json.loads(line)) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps(line) + "\n" for line in edited if line))
+    change(tmp_path, 0, at_the_door(0, 0))
+    change(tmp_path, 1, at_the_door(8, 0))
+    assert judged(tmp_path).diagnosis == (
+        "step 9 was done twice and differs in model input (rank 0, attempt 1): the tensors of step"
+        " 1 entered the model: the data position was not restored"
+    )
+
+
+def test_a_job_of_too_few_steps_is_told_what_the_recorder_could_not_see(tmp_path: Path) -> None:
+    write_arm(tmp_path, (0, 1))
+    (path,) = tmp_path.glob("attempt-00/rank0-*.jsonl")
+    trouble = {"type": "trouble", "what": "step", "error": "TypeError: x"}
+    path.write_text(path.read_text() + json.dumps(trouble) + "\n")
+    error = too_few_steps(judged_arm(read_arm(tmp_path)))
+    assert "and the recorder could not see everything: step: TypeError: x" in str(error)

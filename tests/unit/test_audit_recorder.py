@@ -705,3 +705,8 @@ def test_the_recorder_knows_the_kinds_and_moments_that_an_audit_can_plan() -> No
     """
     assert ("none", *faults.ACTS) == audit.KINDS
     assert faults.MOMENTS == audit.MOMENTS
+
+
+def test_a_model_without_buffers_has_no_digest_of_them() -> None:
+    plain, normed = torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)
+    assert digests.buffers([plain]) == "" != digests.buffers([plain, normed])

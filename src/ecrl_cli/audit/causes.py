@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimizers_apart
-from ecrl_cli.audit.lineage import Path, Resumed
+from ecrl_cli.audit.lineage import CommittedSteps, Resumed
+from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
@@ -42,7 +43,7 @@ def cause_of(
     if first == "settings":
         said = (
             MEANING["settings"]
-            if fresh
+            if fresh and _before_apart(due, ours, "settings")
             else (
                 "the learning-rate schedule, or what else sets the optimizer's settings, goes on"
                 " otherwise"
@@ -51,7 +52,7 @@ def cause_of(
         return said + named(
             optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers
         )
-    if first in GENERATORS and not fresh:
+    if first in GENERATORS and not (fresh and _generator_apart(due, ours, first)):
         return (
             f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
         )
@@ -66,9 +67,26 @@ def cause_of(
             "what the job watches by name was not restored:"
             f" {', '.join(_watched_apart(due, ours)) or 'watched'}"
         )
-    if first == "model input" and not fresh:
-        return _later(step, begun, MEANING["model input"])
+    if first == "model input":
+        elsewhere = _entered_at(judged.path, step, ours)
+        if elsewhere is not None and not ours.samples:
+            return f"the tensors of step {elsewhere} entered the model: {MEANING['samples']}"
+        return MEANING[first] if fresh else _later(step, begun, MEANING[first])
     return MEANING[first]
+
+
+def _entered_at(path: CommittedSteps, step: int, ours: Step) -> int | None:
+    """Another step in which the same tensors entered the model as in `ours`, step `step`."""
+    passes = [(number, one) for number, _, _, one, _ in path.done_again] + [
+        (number, one)
+        for number, ranks in path.steps.items()
+        if number < step
+        for _, one in ranks.values()
+    ]
+    return max(
+        (number for number, one in passes if number != step and one.entered == ours.entered),
+        default=None,
+    )
 
 
 def _of_update(judged: Judged, begun: Resumed | None, due: Step, ours: Step, first: str) -> str:
@@ -104,6 +122,13 @@ def _before_apart(due: Step, ours: Step, component: str) -> bool:
     return bool(optimizers_apart(ours.optimizers_before, due.optimizers_before, component))
 
 
+def _generator_apart(due: Step, ours: Step, component: str) -> bool:
+    """Whether a generator's state before the update differs, or is not on record."""
+    name = DIGESTS_OF_GENERATORS[GENERATORS.index(component)]
+    one, other = due.digests_before.get(name), ours.digests_before.get(name)
+    return not one or one != other
+
+
 def _state_apart(due: Step, ours: Step) -> bool:
     return any(_before_apart(due, ours, name) for name in ("parameters", "optimizer", "settings"))
 
@@ -128,10 +153,10 @@ def _watched_apart(due: Step, ours: Step) -> list[str]:
     return sorted(name for name in one.keys() & other.keys() if one[name] != other[name])
 
 
-def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
+def is_order(ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int) -> bool:
     """Whether the samples of `rank` from `step` to `until` are the due ones in another order."""
 
-    def consumed(path: Path) -> Counter[str]:
+    def consumed(path: CommittedSteps) -> Counter[str]:
         numbers = [
             number
             for number in path.steps
@@ -144,13 +169,15 @@ def is_order(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
     return consumed(ours) == consumed(due)
 
 
-def is_shuffled(ours: Path, due: Path, step: int, rank: int, until: int) -> bool:
+def is_shuffled(
+    ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int
+) -> bool:
     """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two
     that come one after the other ever do so in the undisturbed run. From another position in the
     same order most would.
     """
 
-    def pairs(path: Path, first: int, last: int) -> list[tuple[str, str]]:
+    def pairs(path: CommittedSteps, first: int, last: int) -> list[tuple[str, str]]:
         numbers = [
             number
             for number in sorted(path.steps)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ecrl_cli.audit.lineage import Path, path_of, without_trials
+from ecrl_cli.audit.lineage import CommittedSteps, path_of, without_trial_steps
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
 
@@ -81,7 +81,7 @@ class Judged:
     """An arm, its path, and by step the components that differ from the reference."""
 
     arm: Arm
-    path: Path
+    path: CommittedSteps
     differs: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     # what differs though nothing that follows from it does
@@ -164,31 +164,38 @@ def optimizers_apart(one: Optimizers, other: Optimizers, component: str) -> list
     return sorted(name for name in a.keys() & b.keys() if a[name] != b[name])
 
 
-def in_words(name: str) -> str:
-    """An optimizer's name for people: `AdamW[12]3f2a.2` is `AdamW of 12 tensors, number 2`."""
+def in_words(name: str, every: Iterable[str] = ()) -> str:
+    """An optimizer's name for people: `AdamW[12]3f2a` is `AdamW of 12 tensors`; where others of
+    `every`, in their order, are called the same: `AdamW of 12 tensors, number 2`.
+    """
     match = _NAME.match(name)
     if not match:
         return name or "the optimizer"
-    number = f", number {match['number']}" if match["number"] else ""
-    return (
-        f"{match['kind']} of {match['tensors']}"
-        f" tensor{'s' if match['tensors'] != '1' else ''}{number}"
-    )
+    words = _kind(name)
+    alike = [other for other in every if _kind(other) == words]
+    if len(alike) > 1 and name in alike:
+        return f"{words}, number {alike.index(name) + 1}"
+    return f"{words}, number {match['number']}" if match["number"] else words
+
+
+def _kind(name: str) -> str:
+    """Class and number of tensors of an optimizer, in words."""
+    match = _NAME.match(name)
+    if not match:
+        return name
+    return f"{match['kind']} of {match['tensors']} tensor{'s' if match['tensors'] != '1' else ''}"
 
 
 def named(names: list[str], every: Optimizers) -> str:
     """` of AdamW of 12 tensors` where the job has more than one optimizer, else nothing."""
     if len(every) < 2 or not names:
         return ""
-    return (
-        " of "
-        + " and ".join(in_words(name) for name in names[:3])
-        + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    )
+    further = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return " of " + " and ".join(in_words(name, every) for name in names[:3]) + further
 
 
 def compare(
-    path: Path, reference: Path, ignored: frozenset[str] = frozenset()
+    path: CommittedSteps, reference: CommittedSteps, ignored: frozenset[str] = frozenset()
 ) -> dict[int, tuple[str, ...]]:
     """By step, the components in which any rank differs from the same rank of `reference`."""
     found: dict[int, tuple[str, ...]] = {}
@@ -228,7 +235,7 @@ def unseeded(references: list[Judged]) -> frozenset[str]:
     return frozenset(differs & set(UNSEEDED))
 
 
-def walk(path: Path) -> Iterator[tuple[int, int, Step]]:
+def walk(path: CommittedSteps) -> Iterator[tuple[int, int, Step]]:
     """(step, rank, record) of all committed steps, in order."""
     for number in sorted(path.steps):
         for rank in sorted(path.steps[number]):
@@ -280,7 +287,7 @@ def judged_arm(
     """
     if reference is None:
         return Judged(arm, path_of(arm), {}, ignored)
-    arm = without_trials(arm, reference.path)
+    arm = without_trial_steps(arm, reference.path)
     path = path_of(arm, reference.path)
     differs = compare(path, reference.path, ignored)
     again = {

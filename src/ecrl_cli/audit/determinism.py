@@ -21,7 +21,7 @@ from ecrl_cli.audit.components import (
     compare,
     unseeded,
 )
-from ecrl_cli.audit.lineage import Path, path_of
+from ecrl_cli.audit.lineage import CommittedSteps, path_of
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.errors import plural
 
@@ -99,7 +99,7 @@ def determinism(references: list[Judged], arms: Iterable[Arm]) -> Determinism:
 def _finding(
     first: Judged,
     others: list[Judged],
-    runs: list[tuple[str, Path]],
+    runs: list[tuple[str, CommittedSteps]],
     apart: tuple[int, str, str] | None,
     left_out: frozenset[str],
 ) -> ArmFinding:
@@ -154,7 +154,7 @@ def _finding(
     )
 
 
-def before_failure(arm: Arm) -> Path:
+def before_failure(arm: Arm) -> CommittedSteps:
     """The steps of an arm's first attempt that no failure can have reached; none where it is the
     only one and no failure is on record.
     """
@@ -170,7 +170,7 @@ def before_failure(arm: Arm) -> Path:
     return path_of(Arm(arm.name, arm.folder, {number: processes}))
 
 
-def distance(path: Path, reference: Path, since: int = 0) -> float:
+def distance(path: CommittedSteps, reference: CommittedSteps, since: int = 0) -> float:
     """How far the losses of the same step and rank are apart, at most, after step `since`."""
     found = 0.0
     for number in path.steps.keys() & reference.steps.keys():

@@ -18,11 +18,11 @@ from ecrl_cli.audit.saving import checkpoints, reads
 from ecrl_cli.audit.steps import Optimizers, OptimizerState, Step
 
 _DIGITS = re.compile(r"\d+")
-BEFORE, BEHIND, SAVED = "before the next update", "behind the update", "at a save"
+BEFORE, AFTER, SAVED = "before the next update", "after the update", "at a save"
 
 
 @dataclass(frozen=True)
-class Moment:
+class RecordedState:
     """A state on record: `step`: the last step done. `who`: the optimizers that step next, where
     known.
     """
@@ -35,7 +35,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Saved:
+class FinishedCheckpoint:
     """A finished checkpoint: files that were written together after step `step`."""
 
     step: int
@@ -65,12 +65,12 @@ class Resumed:
     entries: Mapping[str, int] = field(default_factory=dict)
     began: Mapping[int, Optimizers] = field(default_factory=dict)
     due: Mapping[str, tuple[OptimizerState, ...]] = field(default_factory=dict)
-    moments: tuple[Moment, ...] = ()
+    states: tuple[RecordedState, ...] = ()
     comparable: bool = True  # a digest of the newest checkpoint's state is on record
     saves_at_all: bool = False  # the undisturbed run has a finished checkpoint before its end
     # of the finished checkpoints that a thread wrote beside the steps, the newest: it may hold an
     # earlier step
-    newest_aside: int | None = None
+    newest_in_background: int | None = None
     after_of: Mapping[int, int] = field(default_factory=dict)
 
     def after_on(self, rank: int) -> int:
@@ -83,15 +83,15 @@ class Resumed:
         """
         return sorted(
             {
-                moment.step
-                for moment in self.moments
-                if name in moment.optimizers and getattr(moment.optimizers[name], key) == digest
+                recorded.step
+                for recorded in self.states
+                if name in recorded.optimizers and getattr(recorded.optimizers[name], key) == digest
             }
         )
 
 
 @dataclass(frozen=True)
-class Path:
+class CommittedSteps:
     """The steps that led to the end: by step and rank, the attempt and its record of the step."""
 
     steps: dict[int, dict[int, tuple[int, Step]]]
@@ -101,8 +101,8 @@ class Path:
     offsets: dict[int, int]
     # attempts with another number of processes than the first
     resized: frozenset[int] = frozenset()
-    saves: tuple[Saved, ...] = ()
-    saves_aside: tuple[Saved, ...] = ()  # written by a thread beside the steps
+    saves: tuple[FinishedCheckpoint, ...] = ()
+    background_saves: tuple[FinishedCheckpoint, ...] = ()  # written by a thread beside the steps
 
     @property
     def last(self) -> int:
@@ -123,13 +123,13 @@ class Path:
         """How many passes of a step, of all ranks together, another attempt had done before."""
         return len({(step, attempt) for step, _, attempt, _, _ in self.done_again})
 
-    def moments(self) -> list[Moment]:
+    def states(self) -> list[RecordedState]:
         """The states before and behind every step."""
         return [
-            moment
+            recorded
             for number, ranks in self.steps.items()
             for rank, (_, step) in ranks.items()
-            for moment in _moments_of(step, number, rank)
+            for recorded in _states_of_step(step, number, rank)
         ]
 
     @property
@@ -139,7 +139,7 @@ class Path:
         return len(set(last.values())) > 1
 
 
-def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
+def path_of(arm: Arm, undisturbed: CommittedSteps | None = None) -> CommittedSteps:
     """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats.
     `undisturbed`: the path of the reference, whose states count too: a killed attempt may not have
     lived to record the one it left behind.
@@ -148,8 +148,8 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     again: list[tuple[int, int, int, Step, Step]] = []
     resumed: list[Resumed] = []
     offsets: dict[int, int] = {}
-    moments = undisturbed.moments() if undisturbed is not None else []
-    saves: list[Saved] = []
+    states = undisturbed.states() if undisturbed is not None else []
+    saves: list[FinishedCheckpoint] = []
     sizes = {
         number: max((process.world_size for process in processes), default=0)
         for number, processes in arm.attempts.items()
@@ -157,23 +157,23 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
     first = next((sizes[number] for number in sorted(sizes) if sizes[number]), 0)
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
-    aside: list[Saved] = []
+    in_background: list[FinishedCheckpoint] = []
     enough: list[frozenset[str]] = []  # kinds of files that an attempt went on from the newest by
     saves_at_all = undisturbed is not None and any(
-        save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.saves_aside)
+        save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.background_saves)
     )
     for number in sorted(arm.attempts):
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
         begun = (
-            _resumed((number, processes), loaded, moments, (saves, enough))
+            _resumed((number, processes), loaded, states, (saves, enough))
             if offsets
             else Resumed(number, 0, "first", (), None)
         )
         begun = replace(
             begun,
             saves_at_all=saves_at_all,
-            newest_aside=max((save.step for save in aside), default=None),
+            newest_in_background=max((save.step for save in in_background), default=None),
         )
         if offsets and undisturbed is not None and undisturbed.uneven:
             begun = replace(begun, after_of=_by_rank(begun, processes))
@@ -184,14 +184,20 @@ def path_of(arm: Arm, undisturbed: Path | None = None) -> Path:
         offset = offsets[number] = begun.after or 0
         _overwrite(steps, again, processes, (number, sizes), begun)
         for process in processes:
-            moments += _moments(process, begun.after_on(process.rank), resumed=bool(resumed))
+            states += _states_of_process(
+                process, begun.after_on(process.rank), resumed=bool(resumed)
+            )
         for one in saved:
             if one.attempt == number and one.finished and offset + one.step:
-                (aside if one.overlapped else saves).append(Saved(offset + one.step, one.paths))
-    return Path(steps, again, resumed, offsets, resized, tuple(saves), tuple(aside))
+                (in_background if one.overlapped else saves).append(
+                    FinishedCheckpoint(offset + one.step, one.paths)
+                )
+    return CommittedSteps(
+        steps, again, resumed, offsets, resized, tuple(saves), tuple(in_background)
+    )
 
 
-def without_trials(arm: Arm, undisturbed: Path) -> Arm:
+def without_trial_steps(arm: Arm, undisturbed: CommittedSteps) -> Arm:
     """`arm` without what a restarted process does before it trains: the undisturbed run began with
     steps of optimizers that it never used again (on a copy of the model, say), and an attempt that
     begins with the same goes on from a state on record after them.
@@ -210,7 +216,7 @@ def without_trials(arm: Arm, undisturbed: Path) -> Arm:
     )
     if not trial or not all(first[:trial]):
         return arm
-    moments, resumed = undisturbed.moments(), sorted(arm.attempts)[1:]
+    states, resumed = undisturbed.states(), sorted(arm.attempts)[1:]
 
     def trained(process: Process) -> Process:
         alike = [step.who for step in process.steps[:trial]] == first[:trial] and len(
@@ -222,7 +228,7 @@ def without_trials(arm: Arm, undisturbed: Path) -> Arm:
             for name, state in begun.items()
             if alike and name in process.steps[trial].who
         }
-        after = _matching(mine, process.steps[trial].who, moments, None) if mine else None
+        after = _matching(mine, process.steps[trial].who, states, None) if mine else None
         return _shortened(process, trial) if after is not None and after > trial else process
 
     return replace(
@@ -301,31 +307,33 @@ def _overwrite(
         steps[number] = {**kept, **ranks}
 
 
-def _moments(process: Process, offset: int, resumed: bool) -> list[Moment]:
+def _states_of_process(process: Process, offset: int, resumed: bool) -> list[RecordedState]:
     """The states that a process has on record; steps are those of the job. `resumed`: what it began
     with is to be proved, and proves nothing.
     """
     found = (
         []
         if process.start is None or resumed
-        else [Moment(offset, BEFORE, process.start["optimizers"], rank=process.rank)]
+        else [RecordedState(offset, BEFORE, process.start["optimizers"], rank=process.rank)]
     )
     for place, step in enumerate(process.steps):
         number = step.number + (0 if step.declared else offset)
-        moments = _moments_of(step, number, process.rank)
-        found += [moment for moment in moments if place or not resumed or moment.when != BEFORE]
+        states = _states_of_step(step, number, process.rank)
+        found += [
+            recorded for recorded in states if place or not resumed or recorded.when != BEFORE
+        ]
     for save in process.saves:
         if save.get("optimizers"):
             after = offset + save["after_step"]
-            found.append(Moment(after, SAVED, save["optimizers"], rank=process.rank))
+            found.append(RecordedState(after, SAVED, save["optimizers"], rank=process.rank))
     return found
 
 
-def _moments_of(step: Step, number: int, rank: int) -> Iterator[Moment]:
+def _states_of_step(step: Step, number: int, rank: int) -> Iterator[RecordedState]:
     if any(state.params for state in step.optimizers_before.values()):
-        yield Moment(number - 1, BEFORE, step.optimizers_before, step.who, rank)
+        yield RecordedState(number - 1, BEFORE, step.optimizers_before, step.who, rank)
     if any(state.params for state in step.optimizers.values()):
-        yield Moment(number, BEHIND, step.optimizers, rank=rank)
+        yield RecordedState(number, AFTER, step.optimizers, rank=rank)
 
 
 def _by_rank(begun: Resumed, processes: list[Process]) -> dict[int, int]:
@@ -335,7 +343,7 @@ def _by_rank(begun: Resumed, processes: list[Process]) -> dict[int, int]:
         rank: _matching(
             state,
             who.get(rank, ()),
-            [moment for moment in begun.moments if moment.rank == rank],
+            [recorded for recorded in begun.states if recorded.rank == rank],
             None,
         )
         for rank, state in begun.began.items()
@@ -346,8 +354,8 @@ def _by_rank(begun: Resumed, processes: list[Process]) -> dict[int, int]:
 def _resumed(
     made: tuple[int, list[Process]],
     loaded: tuple[str, ...],
-    moments: list[Moment],
-    saved: tuple[list[Saved], list[frozenset[str]]],
+    states: list[RecordedState],
+    saved: tuple[list[FinishedCheckpoint], list[frozenset[str]]],
 ) -> Resumed:
     """How the attempt `made` (number, processes) began, which read the files `loaded`. `saved`: as
     `_newest` takes it.
@@ -360,23 +368,23 @@ def _resumed(
         for process in processes
         if process.steps and process.steps[0].declared
     ]
-    base = Resumed(attempt, None, "nothing", loaded, newest, began=began, moments=tuple(moments))
+    base = Resumed(attempt, None, "nothing", loaded, newest, began=began, states=tuple(states))
     if not began:
         return _at(base, min(declared) if declared else None, "declared" if declared else "nothing")
     base = replace(base, entries=_entries(processes))
     leader = next(process for process in processes if process.rank == min(began))
     who = leader.steps[0].who if leader.steps else ()
-    after = _matching(began[leader.rank], who, moments, newest)
+    after = _matching(began[leader.rank], who, states, newest)
     if after is not None:
         return _at(base, after, "content")
-    base = replace(base, comparable=any(moment.step == newest for moment in moments))
+    base = replace(base, comparable=any(recorded.step == newest for recorded in states))
     if loaded and newest is not None:
         return _at(base, newest, "load")
     return base
 
 
 def _newest(
-    saves: list[Saved], enough: list[frozenset[str]], loaded: tuple[str, ...]
+    saves: list[FinishedCheckpoint], enough: list[frozenset[str]], loaded: tuple[str, ...]
 ) -> int | None:
     """The step of the newest finished checkpoint, of those that hold all kinds of files that were
     read: a file that the job writes more often, or beside its checkpoints (the best model), is
@@ -389,14 +397,14 @@ def _newest(
     return max(newest or 0, min(others)) if others else newest
 
 
-def _kinds_of(loaded: tuple[str, ...], saves: list[Saved]) -> frozenset[str]:
+def _kinds_of(loaded: tuple[str, ...], saves: list[FinishedCheckpoint]) -> frozenset[str]:
     """The kinds of the files `loaded` that are parts of `saves`."""
     return frozenset(family(path) for path in loaded) & frozenset(
         kind for save in saves for kind in save.families
     )
 
 
-def _last_with(kinds: frozenset[str], saves: list[Saved]) -> int | None:
+def _last_with(kinds: frozenset[str], saves: list[FinishedCheckpoint]) -> int | None:
     return max((save.step for save in saves if save.families >= kinds), default=None)
 
 
@@ -420,15 +428,15 @@ def _entries(processes: Iterable[Process]) -> dict[str, int]:
 def _at(resumed: Resumed, after: int | None, proof: str) -> Resumed:
     """`resumed` after step `after`, with what each optimizer's state had to be then."""
     due: dict[str, tuple[OptimizerState, ...]] = {}
-    for moment in resumed.moments:
-        if moment.step == after:
-            for name, state in moment.optimizers.items():
+    for recorded in resumed.states:
+        if recorded.step == after:
+            for name, state in recorded.optimizers.items():
                 due[name] = (*due.get(name, ()), state)
     return replace(resumed, after=after, proof=proof, due=due)
 
 
 def _matching(
-    began: Optimizers, who: tuple[str, ...], moments: list[Moment], expected: int | None
+    began: Optimizers, who: tuple[str, ...], states: list[RecordedState], expected: int | None
 ) -> int | None:
     """The step whose state `began` is; None if no optimizer's parameters are those of any step.
 
@@ -437,28 +445,28 @@ def _matching(
     nothing.
     """
     seen: dict[str, set[str]] = {}
-    for moment in moments:
-        for name, state in moment.optimizers.items():
+    for recorded in states:
+        for name, state in recorded.optimizers.items():
             seen.setdefault(name, set()).add(state.params)
     telling = {name for name in began if len(seen.get(name, ())) > 1} or set(began)
     best: tuple[int, int, bool, bool, bool, int] | None = None
-    for moment in moments:
+    for recorded in states:
         shared = [
-            (state, moment.optimizers[name], name)
+            (state, recorded.optimizers[name], name)
             for name, state in began.items()
-            if name in moment.optimizers and state.params
+            if name in recorded.optimizers and state.params
         ]
         alike = sum(one.params == other.params for one, other, name in shared if name in telling)
         if not alike:
             continue
-        states = sum(one.optimizer == other.optimizer for one, other, _ in shared)
+        same_states = sum(one.optimizer == other.optimizer for one, other, _ in shared)
         rank = (
             alike,
-            states,
-            bool(who) and moment.who == who,
-            moment.step == expected,
-            moment.when == BEFORE,
-            moment.step,
+            same_states,
+            bool(who) and recorded.who == who,
+            recorded.step == expected,
+            recorded.when == BEFORE,
+            recorded.step,
         )
         best = rank if best is None or rank > best else best
     return None if best is None else best[-1]

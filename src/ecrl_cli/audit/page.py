@@ -119,11 +119,7 @@ def page(
     `document`: audit.json, for the command and the versions. `folder`: of the recording, for what
     its attempts printed.
     """
-    decided = (finding for finding in verdict.findings if finding.message == verdict.diagnosis)
-    first_row = next(decided, None)
-    findings = sorted(
-        verdict.findings, key=lambda finding: (finding is not first_row, _ORDER[finding.status])
-    )
+    findings = verdict.in_order()
     arms = [*sorted(verdict.arms, key=lambda judged: not judged.differs), *verdict.references]
     first = verdict.references[0] if verdict.references else None
     template = Environment(autoescape=True).from_string(_TEMPLATE)

@@ -138,9 +138,11 @@ def too_few_steps(reference: Judged) -> ConfigError:
         "let it do at least three steps, and save in between (fewer batches to a step, smaller"
         " epochs)"
     )
-    return ConfigError(
-        "COMMAND", f"has too few steps for a failure in between: {seen} were seen", way
-    )
+    said = f"has too few steps for a failure in between: {seen} were seen"
+    troubles = [trouble for process in processes for trouble in process.troubles]
+    if troubles:
+        said += f", and the recorder could not see everything: {troubles[0]}"
+    return ConfigError("COMMAND", said, way)
 
 
 def _saved(reference: Judged) -> list[int]:
@@ -272,7 +274,8 @@ def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     )
     return PlannedArm(
         "twice",
-        f"right after the checkpoint of step {begun}, and again after that of step {following}",
+        f"right after the checkpoint of step {begun}, and in step {second.step} of the next"
+        f" attempt, after the checkpoint of step {following}",
         (first, second),
     )
 

@@ -4,6 +4,8 @@ not checked, with evidence.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ecrl_cli.audit.causes import cause_of
 from ecrl_cli.audit.components import (
     BROKEN,
@@ -32,46 +34,18 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
     no reference.
     """
     promise, arm = "same trajectory", judged.arm.name
+    apart: list[ArmFinding] = []
     # else what a killed attempt had done otherwise is gone
     if steady.exact and not follows_exactly(judged, reference, steady):
-        for number, rank, attempt, before, after in sorted(
-            judged.path.done_again, key=lambda entry: entry[:2]
-        ):
-            first = judged.path.is_first(number, attempt)
-            names = tuple(
-                name for name in differing(after, before, first) if name not in judged.ignored
-            )
-            if names:
-                cause = cause_of(judged, number, attempt, before, after, names)
-                said = (
-                    f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
-                    f" {attempt}): {cause}"
-                )
-                return ArmFinding(
-                    promise, BROKEN, said, arm, number, (f"differs in {', '.join(names)}",)
-                )
+        apart += _done_otherwise(judged)
+    if reference is not None and steady.exact and judged.differs:
+        apart.append(_left(judged, reference))
+    if apart:  # of two at one step the first needs no reference
+        return min(apart, key=lambda finding: finding.step or 0)
     if reference is None:
         return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if not steady.exact:
         return ArmFinding(promise, UNKNOWN, _undecided(judged, reference, steady), arm)
-    if judged.differs:
-        step = min(judged.differs)
-        names = judged.differs[step]
-        rank = next(
-            rank
-            for rank in judged.path.steps[step]
-            if rank in reference.path.steps[step]
-            and names[0] in _differ(judged, reference, step, rank)
-        )
-        attempt, ours = judged.path.steps[step][rank]
-        cause = cause_of(judged, step, attempt, reference.path.steps[step][rank][1], ours, names)
-        said = f"differs from step {step} on, first in {names[0]}: {cause}"
-        said += (
-            f" (attempt {attempt})"
-            if len(judged.path.resumed) > 1 and "attempt" not in cause
-            else ""
-        )
-        return ArmFinding(promise, BROKEN, said, arm, step, (f"differs in {', '.join(names)}",))
     gap = unrecorded(
         judged, reference, tuple(name for name in COMPONENTS if name not in judged.ignored)
     )
@@ -98,6 +72,44 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
         " undisturbed run",
         arm,
     )
+
+
+def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
+    """The first step that was done twice and not alike."""
+    for number, rank, attempt, before, after in sorted(
+        judged.path.done_again, key=lambda entry: entry[:2]
+    ):
+        first = judged.path.is_first(number, attempt)
+        names = tuple(
+            name for name in differing(after, before, first) if name not in judged.ignored
+        )
+        if names:
+            cause = cause_of(judged, number, attempt, before, after, names)
+            said = (
+                f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
+                f" {attempt}): {cause}"
+            )
+            evidence = (f"differs in {', '.join(names)}",)
+            yield ArmFinding("same trajectory", BROKEN, said, judged.arm.name, number, evidence)
+            return
+
+
+def _left(judged: Judged, reference: Judged) -> ArmFinding:
+    """The first step that is not the undisturbed run's."""
+    step = min(judged.differs)
+    names = judged.differs[step]
+    rank = next(
+        rank
+        for rank in judged.path.steps[step]
+        if rank in reference.path.steps[step] and names[0] in _differ(judged, reference, step, rank)
+    )
+    attempt, ours = judged.path.steps[step][rank]
+    cause = cause_of(judged, step, attempt, reference.path.steps[step][rank][1], ours, names)
+    said = f"differs from step {step} on, first in {names[0]}: {cause}"
+    if len(judged.path.resumed) > 1 and "attempt" not in cause:
+        said += f" (attempt {attempt})"
+    evidence = (f"differs in {', '.join(names)}",)
+    return ArmFinding("same trajectory", BROKEN, said, judged.arm.name, step, evidence)
 
 
 def _differ(judged: Judged, reference: Judged, step: int, rank: int) -> tuple[str, ...]:
@@ -212,7 +224,7 @@ def _older_one(judged: Judged, promise: str) -> ArmFinding | None:
             continue
         newest = begun.newest_saved or 0
         if not begun.after:
-            newest = max(newest, begun.newest_aside or 0)
+            newest = max(newest, begun.newest_in_background or 0)
         if begun.after >= newest:
             continue
         went = f"went on after step {begun.after}" if begun.after else "began anew"

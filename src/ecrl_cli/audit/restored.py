@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ecrl_cli.audit.components import (
     BROKEN,
@@ -13,15 +13,41 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     ArmFinding,
     Judged,
+    differing,
     in_words,
     named,
     optimizers_apart,
 )
 from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.steps import Step, same_number
+from ecrl_cli.errors import plural
 
-Ranks = dict[int, tuple[int, Step]]
+Ranks = dict[int, Step]
 Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
+Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step that was due
+
+
+@dataclass(frozen=True)
+class Due:
+    """The state that was due when an attempt began.
+
+    `whose`: the run that the steps `ranks` (by step, then by rank) are of, in words. `left`: the
+    step at which the run itself had left the undisturbed one before the attempt began, or None.
+    `certain`: whether a difference shows that something was not restored. After the run left the
+    undisturbed one only its own first passes do.
+    """
+
+    whose: str
+    ranks: dict[int, Ranks]
+    left: int | None = None
+    certain: bool = True
+
+    @property
+    def aside(self) -> str:
+        """Words behind a state that is this run's own and no longer the undisturbed run's."""
+        if self.left is None:
+            return ""
+        return f" (of this run, which had left the undisturbed one at step {self.left})"
 
 
 def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterator[ArmFinding]:
@@ -64,6 +90,7 @@ def _of_attempt(
     judged: Judged, begun: Resumed, reference: Judged | None, stable: Stable
 ) -> Iterator[ArmFinding]:
     arm, who = judged.arm.name, f"attempt {begun.attempt}"
+    due = _due(judged, begun, reference)
     if begun.proof != "content":
         yield _of_no_step(judged, begun, reference if stable("parameters") else None)
         return
@@ -93,11 +120,11 @@ def _of_attempt(
         yield ArmFinding(
             "restored: parameters",
             KEPT,
-            f"{who} began with the parameters of step {begun.after}",
+            f"{who} began with the parameters of step {begun.after}{due.aside}",
             arm,
         )
     if "optimizer" not in judged.ignored:
-        yield from _optimizer(begun, arm, _made_by(judged, begun.attempt))
+        yield from _optimizer(begun, arm, due.aside, _made_by(judged, begun.attempt))
     if begun.attempt in judged.path.resized:
         said = (
             f"{who} had another number of processes: generators are a rank's own, and a schedule"
@@ -105,17 +132,27 @@ def _of_attempt(
         )
         yield ArmFinding("restored: generators", NOT_CHECKED, said, arm)
     elif reference is not None:
-        ours = {
-            process.rank: (begun.attempt, process.steps[0])
-            for process in judged.arm.attempts[begun.attempt]
-            if process.steps
-        }
-        due = {
-            rank: reference.path.steps[number][rank]
-            for rank in ours
-            if rank in reference.path.steps.get(number := begun.after_on(rank) + 1, {})
-        }
-        yield from _against(begun, arm, ours, due, stable)
+        yield from _against(judged, begun, due, stable)
+
+
+def _due(judged: Judged, begun: Resumed, reference: Judged | None) -> Due:
+    """The undisturbed run's steps; where the run had left it before the attempt began, its own
+    first passes of the steps that the attempt did again.
+    """
+    theirs = {
+        number: {rank: step for rank, (_, step) in ranks.items()}
+        for number, ranks in (reference.path.steps if reference is not None else {}).items()
+    }
+    left = min((step for step in judged.differs if step <= (begun.after or 0)), default=None)
+    if left is None:
+        return Due("the undisturbed run", theirs)
+    own: dict[int, Ranks] = {}
+    for number, rank, attempt, first, _ in judged.path.done_again:
+        if attempt == begun.attempt:
+            own.setdefault(number, {})[rank] = first
+    if (begun.after or 0) + 1 in own:
+        return Due("its own first pass", own, left)
+    return Due("the undisturbed run", theirs, left, certain=False)
 
 
 def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> ArmFinding:
@@ -125,9 +162,9 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
     arm, promise = judged.arm.name, "restored: parameters"
     if said := _other_optimizer(begun):
         return ArmFinding("restored: optimizer", BROKEN, said, arm, begun.newest_saved or 0)
-    dense = reference is not None and {moment.step for moment in reference.path.moments()} >= set(
-        range(reference.path.last)
-    )
+    dense = reference is not None and {
+        recorded.step for recorded in reference.path.states()
+    } >= set(range(reference.path.last))
     if not begun.comparable and not dense:
         return ArmFinding(
             promise,
@@ -154,9 +191,9 @@ def _other_optimizer(begun: Resumed) -> str:
     """
     mine = begun.began[min(begun.began)]
     held = {
-        (state.params, moment.step, name)
-        for moment in begun.moments
-        for name, state in moment.optimizers.items()
+        (state.params, recorded.step, name)
+        for recorded in begun.states
+        for name, state in recorded.optimizers.items()
     }
     for name, state in mine.items():
         others = [(step, other) for params, step, other in held if params == state.params != ""]
@@ -164,8 +201,8 @@ def _other_optimizer(begun: Resumed) -> str:
             step, other = max(others)
             return (
                 f"attempt {begun.attempt} trains the parameters of step {step} with"
-                f" {in_words(name)}, and they were trained with {in_words(other)}: the optimizer"
-                " is another one"
+                f" {in_words(name, mine)}, and they were trained with {in_words(other)}: the"
+                " optimizer is another one"
             )
     return ""
 
@@ -214,7 +251,9 @@ def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
     )
 
 
-def _optimizer(begun: Resumed, arm: str, evidence: tuple[str, ...]) -> Iterator[ArmFinding]:
+def _optimizer(
+    begun: Resumed, arm: str, aside: str, evidence: tuple[str, ...]
+) -> Iterator[ArmFinding]:
     """The optimizers' moments and counters."""
     promise, next_step = "restored: optimizer", (begun.after or 0) + 1
     lost = {
@@ -225,7 +264,8 @@ def _optimizer(begun: Resumed, arm: str, evidence: tuple[str, ...]) -> Iterator[
             yield ArmFinding(
                 promise,
                 KEPT,
-                f"attempt {begun.attempt} began with the optimizer's state of step {begun.after}",
+                f"attempt {begun.attempt} began with the optimizer's state of step"
+                f" {begun.after}{aside}",
                 arm,
             )
         return
@@ -255,88 +295,126 @@ def _on_ranks(begun: Resumed, ranks: list[int]) -> str:
     return "" if len(ranks) == len(begun.began) else f" (rank {', '.join(map(str, ranks))})"
 
 
-def _against(
-    begun: Resumed, arm: str, ours: Ranks, due: Ranks, stable: Stable
-) -> Iterator[ArmFinding]:
+def _against(judged: Judged, begun: Resumed, due: Due, stable: Stable) -> Iterator[ArmFinding]:
     """Settings and generators before the first update, scaler and buffers with it, against the same
-    step of the undisturbed run.
+    step of the run that `due` names.
     """
-    ranks = sorted(ours.keys() & due.keys())
-    pairs = [(rank, ours[rank][1], due[rank][1]) for rank in ranks]
-    number, who = (begun.after or 0) + 1, f"attempt {begun.attempt}"
-    same_samples = all(one.samples == other.samples for _, one, other in pairs)
+    arm, number, who = judged.arm.name, (begun.after or 0) + 1, f"attempt {begun.attempt}"
+    rows = _rows(judged, begun, due, 0)
+    findings: list[ArmFinding] = []
     if stable("settings"):
-        yield from _settings(begun, arm, pairs, number)
-    yield from _generators(begun, arm, pairs, stable)
+        findings += _settings(begun, arm, rows, due.whose)
+        if not any(finding.status == BROKEN for finding in findings):
+            findings = [*_lost_later(judged, begun, due)] or findings
+    findings += _generators(begun, arm, rows, stable, due.whose)
     buffers = [
         (rank, one.digests["buffers"], other.digests["buffers"])
-        for rank, one, other in pairs
-        if _both(one, other, "buffers")
+        for rank, one, other in rows
+        if one.digests.get("buffers") and other.digests.get("buffers")
     ]
     # other samples leave other running statistics
-    if buffers and same_samples and stable("buffers"):
+    if (
+        buffers
+        and all(one.samples == other.samples for _, one, other in rows)
+        and stable("buffers")
+    ):
         wrong = [rank for rank, one, other in buffers if one != other]
         said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}"
-        yield ArmFinding(
-            "restored: buffers",
-            *(
-                (BROKEN, said, arm, number)
-                if wrong
-                else (KEPT, f"{who} had those of the undisturbed run after step {number}", arm)
-            ),
+        kept = f"{who} had those of {due.whose} after step {number}"
+        findings.append(
+            ArmFinding("restored: buffers", BROKEN, said, arm, number)
+            if wrong
+            else ArmFinding("restored: buffers", KEPT, kept, arm)
         )
-    if stable("scale") and any(
-        one.scale is not None or other.scale is not None for _, one, other in pairs
-    ):
-        wrong = [rank for rank, one, other in pairs if not same_number(one.scale, other.scale)]
+    scaled = [row for row in rows if row[1].scale is not None or row[2].scale is not None]
+    if stable("scale") and scaled:
+        wrong = [rank for rank, one, other in scaled if not same_number(one.scale, other.scale)]
         said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}"
-        yield ArmFinding(
-            "restored: scaler",
-            *(
-                (BROKEN, said, arm, number)
-                if wrong
-                else (KEPT, f"{who} had the scale of the undisturbed run in step {number}", arm)
-            ),
+        kept = f"{who} had the scale of {due.whose} in step {number}"
+        findings.append(
+            ArmFinding("restored: scaler", BROKEN, said, arm, number)
+            if wrong
+            else ArmFinding("restored: scaler", KEPT, kept, arm)
         )
+    yield from findings if due.certain else (_not_shown(finding, due) for finding in findings)
 
 
-def _both(one: Step, other: Step, name: str) -> bool:
-    return bool(one.digests.get(name) and other.digests.get(name))
+def _not_shown(finding: ArmFinding, due: Due) -> ArmFinding:
+    """`finding`, of a run that had left the undisturbed one before and has no first pass of the
+    step: a difference may be from then.
+    """
+    if finding.status != BROKEN:
+        return finding
+    said = (
+        f"the run had left the undisturbed one at step {due.left}, and it has no first pass of step"
+        f" {finding.step} to compare with"
+    )
+    return ArmFinding(finding.promise, NOT_CHECKED, said, finding.arm)
 
 
-def _settings(
-    begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], number: int
-) -> Iterator[ArmFinding]:
-    promise = "restored: schedule and settings"
+def _rows(judged: Judged, begun: Resumed, due: Due, place: int) -> Rows:
+    """By rank, the step at `place` (from 0) of the attempt, and the one due."""
+    return [
+        (process.rank, process.steps[place], due.ranks[number][process.rank])
+        for process in judged.arm.attempts[begun.attempt]
+        if len(process.steps) > place
+        and process.rank in due.ranks.get(number := begun.after_on(process.rank) + place + 1, {})
+    ]
+
+
+def _lost_later(judged: Judged, begun: Resumed, due: Due) -> Iterator[ArmFinding]:
+    """Broken where settings that were right before the attempt's first update are the first thing
+    on record to differ later: the optimizer brought them back, and what sets them was lost.
+    """
+    if not judged.differs and due.left is None:
+        return
+    longest = max(len(process.steps) for process in judged.arm.attempts[begun.attempt])
+    for place in range(longest):
+        number = (begun.after or 0) + place + 1
+        names = {
+            rank: [name for name in differing(one, other, not place) if name not in judged.ignored]
+            for rank, one, other in _rows(judged, begun, due, place)
+        }
+        wrong = [rank for rank, told in names.items() if told]
+        if not wrong:
+            continue
+        # in the first step itself, it is the step that changed them
+        if place and all(names[rank][0] == "settings" for rank in wrong):
+            said = (
+                f"{plural(place, 'update')} after attempt {begun.attempt} began, in step {number},"
+                f" rank {', '.join(map(str, wrong))}: the learning-rate schedule, or what else sets"
+                " the optimizer's settings, goes on otherwise: it was not restored"
+            )
+            arm = judged.arm.name
+            yield ArmFinding("restored: schedule and settings", BROKEN, said, arm, number)
+        return
+
+
+def _settings(begun: Resumed, arm: str, rows: Rows, whose: str) -> Iterator[ArmFinding]:
+    promise, number = "restored: schedule and settings", (begun.after or 0) + 1
     apart = {
         rank: optimizers_apart(one.optimizers_before, other.optimizers_before, "settings")
-        for rank, one, other in pairs
+        for rank, one, other in rows
     }
     wrong = [rank for rank, names in apart.items() if names]
     if wrong:
-        _, one, other = next(pair for pair in pairs if pair[0] == wrong[0])
-        whose = named(apart[wrong[0]], one.optimizers_before)
+        _, one, other = next(row for row in rows if row[0] == wrong[0])
+        of = named(apart[wrong[0]], one.optimizers_before)
         rates = (
             (f"lr {_rates(one, other)} for {_rates(other, one)}",)
             if one.lr != other.lr
             else ("the learning rate is right: another setting differs",)
         )
-        said = (
-            f"before step {number}, rank {', '.join(map(str, wrong))}{whose}: {MEANING['settings']}"
-        )
+        said = f"before step {number}, rank {', '.join(map(str, wrong))}{of}: {MEANING['settings']}"
         yield ArmFinding(promise, BROKEN, said, arm, number, rates)
     elif any(
         state.settings
-        for _, one, other in pairs
+        for _, one, other in rows
         for name, state in one.optimizers_before.items()
         if name in other.optimizers_before
     ):
-        yield ArmFinding(
-            promise,
-            KEPT,
-            f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
-            arm,
-        )
+        said = f"attempt {begun.attempt} had those of {whose} before step {number}"
+        yield ArmFinding(promise, KEPT, said, arm)
 
 
 def _rates(one: Step, other: Step) -> str:
@@ -346,19 +424,19 @@ def _rates(one: Step, other: Step) -> str:
 
 
 def _generators(
-    begun: Resumed, arm: str, pairs: list[tuple[int, Step, Step]], stable: Stable
+    begun: Resumed, arm: str, rows: Rows, stable: Stable, whose: str
 ) -> Iterator[ArmFinding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
     promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
     for component, name in zip(GENERATORS, ("rng", "rng_python", "rng_numpy"), strict=True):
         drawn = [
             (rank, one.digests_before.get(name), other.digests_before.get(name))
-            for rank, one, other in pairs
+            for rank, one, other in rows
         ]
-        drawn = [pair for pair in drawn if pair[1] and pair[2]] if stable(component) else []
+        drawn = [row for row in drawn if row[1] and row[2]] if stable(component) else []
         wrong = [rank for rank, one, other in drawn if one != other]
         compared = compared or bool(drawn)
-        if wrong and any(one.samples != other.samples for _, one, other in pairs):
+        if wrong and any(one.samples != other.samples for _, one, other in rows):
             # other samples may draw a different number of times: the data position is the finding
             return
         if wrong:
@@ -366,9 +444,5 @@ def _generators(
             yield ArmFinding(promise, BROKEN, said, arm, number)
             return
     if compared:
-        yield ArmFinding(
-            promise,
-            KEPT,
-            f"attempt {begun.attempt} had those of the undisturbed run before step {number}",
-            arm,
-        )
+        said = f"attempt {begun.attempt} had those of {whose} before step {number}"
+        yield ArmFinding(promise, KEPT, said, arm)

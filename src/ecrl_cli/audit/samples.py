@@ -23,7 +23,7 @@ from ecrl_cli.audit.components import (
     value_of,
     walk,
 )
-from ecrl_cli.audit.lineage import Path
+from ecrl_cli.audit.lineage import CommittedSteps
 from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
@@ -263,7 +263,7 @@ def _before_a_restart(judged: Judged, reference: Judged) -> Counter[str]:
     return found
 
 
-def _samples(path: Path, last: int = MAX_STEP) -> Counter[str]:
+def _samples(path: CommittedSteps, last: int = MAX_STEP) -> Counter[str]:
     """How often each sample came up to step `last`."""
     return Counter(
         sample for number, _, step in walk(path) if number <= last for sample in step.samples

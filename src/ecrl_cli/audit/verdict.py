@@ -63,6 +63,26 @@ class AuditVerdict:
     arms: tuple[Judged, ...]
     references: tuple[Judged, ...]
 
+    @property
+    def where(self) -> str:
+        """The arm that the diagnosis is about, in brackets, where there are several."""
+        decided = [finding for finding in self.findings if finding.message == self.diagnosis]
+        arm = decided[0].arm if decided and len(self.arms) > 1 else ""
+        return f" [{arm}]" if arm else ""
+
+    def in_order(self) -> list[ArmFinding]:
+        """The findings: the one that decided, then those that broke by step and by cause, then the
+        rest.
+        """
+        statuses = (BROKEN, UNKNOWN, NOT_CHECKED, KEPT)
+
+        def place(finding: ArmFinding) -> tuple[bool, int, int, int]:
+            by_cause = _by_cause(finding) if finding.status == BROKEN else (0, 0)
+            decided = finding.message == self.diagnosis
+            return (not decided, statuses.index(finding.status), *by_cause)
+
+        return sorted(self.findings, key=place)
+
     def to_json(self) -> dict[str, Any]:
         """The verdict's part of audit.json."""
         counts = {
@@ -263,13 +283,7 @@ def _verdict(
         and not (f.promise != "exactly once" and f.arm in resized)
     ]
     if broken:
-        first = min(
-            broken,
-            key=lambda finding: (
-                MAX_STEP if finding.step is None else finding.step,
-                CAUSES.index(finding.promise.partition(":")[0]),
-            ),
-        )
+        first = min(broken, key=_by_cause)
         # where no attempt comes back, that a save was struck is not why
         if first.promise == inside_save.RECOVERABLE:
             first = next(
@@ -312,18 +326,20 @@ def _verdict(
     )
 
 
+def _by_cause(finding: ArmFinding) -> tuple[int, int]:
+    """Orders what broke: by step, then by what explains what."""
+    step = MAX_STEP if finding.step is None else finding.step
+    return step, CAUSES.index(finding.promise.partition(":")[0])
+
+
 def render(verdict: AuditVerdict, name: str) -> str:
     """Text for the terminal: the diagnosis, then promises that were not kept with their evidence,
     then the rest, one line each.
     """
-    lines = [f"{name}: {verdict.status}: {verdict.diagnosis}"]
-    rank = {BROKEN: 0, UNKNOWN: 1, NOT_CHECKED: 2, KEPT: 3}
+    lines = [f"{name}: {verdict.status}: {verdict.diagnosis}{verdict.where}"]
     unseen = [f"  not seen    {trouble}" for trouble in verdict.troubles[:8]]
     lines += unseen if verdict.status == "unknown" else []  # then they decided
-    for finding in sorted(
-        verdict.findings,
-        key=lambda finding: (finding.message != verdict.diagnosis, rank[finding.status]),
-    ):
+    for finding in verdict.in_order():
         where = f" [{finding.arm}]" if finding.arm else ""
         lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
         if finding.status != KEPT:

@@ -79,7 +79,14 @@ PROMETHEUS = TrackerKind(
     description="a text file that the node exporter of Prometheus reads",
     implementation=f"{_SINKS}:Prometheus",
 )
+OTEL = TrackerKind(
+    name="otel",
+    description="spans of OpenTelemetry: sessions, attempts, their start, saves",
+    implementation="ecrl_cli.runs.tracking.spans:OpenTelemetry",
+    package="opentelemetry.sdk",
+    extra="otel",
+)
 
 TRACKERS = VariantRegistry(
-    "tracker", "ecrl.trackers", TrackerKind, (NONE, TENSORBOARD, MLFLOW, WANDB, PROMETHEUS)
+    "tracker", "ecrl.trackers", TrackerKind, (NONE, TENSORBOARD, MLFLOW, WANDB, PROMETHEUS, OTEL)
 )

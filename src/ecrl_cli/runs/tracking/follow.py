@@ -20,6 +20,7 @@ from typing import Any
 from ecrl_cli.config.codec import encode, flat
 from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.errors import EcrlError, first_line
+from ecrl_cli.history.load import load
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import AttemptLayout, RunLayout
 from ecrl_cli.records.run_config import read_run_config
@@ -115,7 +116,11 @@ class Follower:
         if self.layout.verdict.exists():
             words["verdict"] = str(read_json(self.layout.verdict)["status"])
         self.tracker.summary(self.said, values, words)
-        self.tracker.close()
+        try:
+            if (tell := getattr(self.tracker, "records", None)) is not None:
+                tell(load(self.layout))
+        finally:
+            self.tracker.close()
         write_json(self._state, {"step": self.said, "evaluated": self.evaluated}, durable=False)
 
 

@@ -19,6 +19,10 @@ Values = Mapping[str, float]
 
 
 class Tracker(Protocol):
+    """One that shows more than figures has a method `records` too: at a session's end it gets all
+    that is on record, a `history.load.RunRecords`.
+    """
+
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None: ...
 
     def step(self, step: int, values: Values) -> None:
