@@ -78,7 +78,7 @@ def checks_alone(case: Case) -> dict[str, Finding]:
 
 
 def _unread_journals(case: Case, finding: Finding) -> Finding:
-    """What rests on the checkpoint journals is unknown where one of them was too large to read."""
+    """The finding; unknown where it rests on checkpoint journals and one was too large to read."""
     if finding.status != INVALID or finding.promise not in _ON_JOURNALS:
         return finding
     journals = {
