@@ -68,7 +68,7 @@ class Appended(Journal):
 class LongRun(RunBuilder):
     """A run whose digests are logged at intervals."""
 
-    interval = worked_out(DIGEST_S, STEP_S, 1000)
+    interval = worked_out(DIGEST_S, STEP_S)
 
     def journal(self, path: Path) -> Journal:
         return Appended(path)
@@ -93,7 +93,7 @@ class LongWorker(Worker):
     def one_step(self) -> None:
         if self.step == 0:
             step_s = self.run.now + STEP_S - self.run.now  # as the first line will have it
-            LongRun.interval = worked_out(DIGEST_S, step_s, self.run.config.checkpoint.every)
+            LongRun.interval = worked_out(DIGEST_S, step_s)
             write_json(self.run.layout.state_digests, encode(LongRun.interval))
         super().one_step()
 

@@ -102,6 +102,10 @@ class RecordError(InputError):
     code = "record"
 
 
+class RecordTooLarge(RecordError):
+    """A record of more bytes than a run of its configuration can have written: not read."""
+
+
 class EvidenceMissing(EcrlError):
     exit_code = 3
     code = "unknown"

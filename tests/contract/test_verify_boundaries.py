@@ -25,6 +25,7 @@ from ecrl_cli.verify.journal_instants import _outside
 from ecrl_cli.verify.labels import check_labels
 from ecrl_cli.verify.reference import References, find_references
 from ecrl_cli.verify.retention import Folder
+from ecrl_cli.verify.same_input import same_input
 from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import time_conserved
@@ -44,7 +45,7 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, build_blk, build_elastic, build_ref, config_of
 from tests.runs.changed import attempts, configured, left, logged, restored, span, supervised
-from tests.runs.spoil import append, edit_json, edit_lines, without
+from tests.runs.spoil import append, at_step, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
 from tests.runs.spoilt_record import composed
 from tests.runs.spoilt_states import build_states
@@ -540,3 +541,23 @@ def test_a_step_is_whole_where_all_ranks_that_its_attempt_had_logged_it(tmp_path
     assert alone and alone <= _whole_steps(Case(records))
     one = {rank: lines for rank, lines in records.logs(0).ranks.items() if rank == 0}
     assert not any(attempt == 0 for attempt, _ in _whole_steps(Case(left(records, 0, ranks=one))))
+
+
+@pytest.mark.parametrize(
+    ("again", "status", "said"),
+    [
+        ("blake3:" + "1" * 64, VALID, ""),
+        (None, VALID, ""),
+        ("blake3:" + "2" * 64, INVALID, "step 8 rank 0: the targets of attempt 1 are not those of"),
+        ("none", INVALID, "'none' is no hash of targets"),
+    ],
+    ids=["the same", "older records", "others", "none"],
+)
+def test_a_shard_has_the_same_targets_whenever_it_is_computed(
+    run: RunLayout, again: str | None, status: str, said: str
+) -> None:
+    for attempt, text in ((0, "blake3:" + "1" * 64), (1, again)) if again else ():
+        edit_lines(run.attempt(attempt).rank(0), at_step(8, targets_hash=text))
+    finding = same_input(Case(load(run)))
+    assert finding.status == status
+    assert said in finding.message

@@ -47,11 +47,7 @@ class LosingTails(RunBuilder):
         super().stay()
 
     def lose(self) -> None:
-        interval = worked_out(
-            1e-6,
-            line_at(self.layout.attempt(0).rank(0), 2)["seconds"],
-            self.config.checkpoint.every,
-        )
+        interval = worked_out(1e-6, line_at(self.layout.attempt(0).rank(0), 2)["seconds"])
         self.layout.state_digests.write_text(json.dumps(encode(interval)))
         for log in sorted(self.layout.attempt(0).folder.glob("*.jsonl")):
             lines = log.read_bytes().splitlines(keepends=True)

@@ -17,7 +17,16 @@ from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.saved_states import differing_saves
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID, Finding, Verdict, render
+from ecrl_cli.verify.state_consistent import _check_own_generators
+from ecrl_cli.verify.verdict import (
+    INVALID,
+    NOT_CHECKED,
+    VALID,
+    Finding,
+    FindingBuilder,
+    Verdict,
+    render,
+)
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, config_of
@@ -283,3 +292,22 @@ def test_a_last_record_whose_second_clock_was_read_late_leaves_the_end_of_the_se
     layout = RunLayout(sweep / "blk")
     edit_json(layout.attempt(2).final, lambda final: final | {"time": final["time"] + 0.1})
     assert found(verify_run(layout.root, sweep / "ref"), "time-conserved").status == VALID
+
+
+@pytest.mark.parametrize("where", ["a line", "a restored state"])
+def test_ranks_with_the_same_generators_are_told(sweep: Path, where: str) -> None:
+    """Wherever all ranks were seeded, or restored, alike."""
+    run = RunLayout(sweep / "blk")
+    if where == "a line":
+        rng = line_at(run.attempt(1).rank(0), 8)["components"]["rng"]
+        logged(8, 1, run_attempt=1, rng=rng)(run)
+    else:
+        rng = json.loads(run.attempt(1).restored(0).read_text())["state"]["rng"]
+        edit_json(run.attempt(1).restored(1), lambda held: held["state"].update(rng=rng))
+    notes = FindingBuilder("state-consistent")
+    _check_own_generators(Case(load(run)), notes)
+    step = 8 if where == "a line" else 6
+    assert (
+        f"ranks 0 and 1 of attempt 1 have the same generators after step {step}"
+        in notes.finding("").message
+    )

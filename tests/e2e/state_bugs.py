@@ -170,6 +170,25 @@ STATE_BUGS: dict[str, StateBug] = {
         STATE,
         ("parameters",),
     ),
+    "a checkpoint that nothing resumes from holds half the momentum": StateBug(
+        "ecrl_cli.checkpoint.capture.staging_buffer",
+        """
+    import importlib
+    learner = importlib.import_module("ecrl_cli.training.train_step").DataParallelTrainStep
+    learn, capture, steps = learner.run, module.StagingBuffer.capture, [0]
+    def counting(self, batch, global_step):
+        steps[0] = global_step
+        return learn(self, batch, global_step)
+    def spoilt(self, tensors):
+        def halved(name, tensor):
+            return tensor * 0.5 if steps[0] == 12 and name.startswith("optimizer.") else tensor
+        capture(self, {name: halved(name, tensor) for name, tensor in tensors.items()})
+    learner.run, module.StagingBuffer.capture = counting, spoilt
+""",
+        STATE,
+        ("checkpoints/step_00000012 differs in optimizer from what rank 0 logged after step 12",),
+        VIT | {"target_steps": 18},
+    ),
     # the end of one rank
     "rank 1 skips its last optimizer step": StateBug(
         _LEARNER,

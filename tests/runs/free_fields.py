@@ -70,7 +70,7 @@ FREE = (
     Free(
         r"config\.json"
         r" config\.(run_dir|dataset\.root|dataset\.download|reference|seal(\..*)?"
-        r"|checkpoint\.(hmac_key_file|finite))",
+        r"|checkpoint\.finite)",
         _NEVER_READ,
     ),
     Free(

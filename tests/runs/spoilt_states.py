@@ -54,9 +54,7 @@ def build_states(
     run = StateBuilder(folder / name, config, change=change).build()
     if auto:
         step_s = line_at(run.attempt(0).rank(0), 2)["seconds"]
-        run.state_digests.write_text(
-            json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s, config.checkpoint.every)))
-        )
+        run.state_digests.write_text(json.dumps(encode(worked_out(0.02 * step_s - 1e-6, step_s))))
     return run
 
 
@@ -331,6 +329,11 @@ SPOILT_AUTO: dict[str, tuple[Spoil, str, str]] = {
         interval(step_s=0.5, digest_s=0.01),
         INVALID,
         "state_digests.json rests on a step of rank 0 that no line tells of",
+    ),
+    "a digest that took longer than until the next step": (
+        interval(every=1024, digest_s=1.0),
+        INVALID,
+        "state_digests.json has a digest that took 1.000000 s, rank 0 of attempt 0 began its next",
     ),
 }
 

@@ -4,6 +4,7 @@ changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.runs.spoil import edit_json, edit_lines
 from tests.runs.spoilt_clocks import folded
 from tests.runs.spoilt_states import OTHER, STATE, Spoil
 
-RECORDS, TIME = "records-consistent", "time-conserved"
+RECORDS, TIME, FAILURES = "records-consistent", "time-conserved", "failures-once"
 State = dict[str, str]
 
 
@@ -47,6 +48,12 @@ def supervisor(edit: Callable[[dict[str, Any]], object]) -> Spoil:
 
 def launched_later(record: dict[str, Any]) -> None:
     record["attempts"][1]["launched_at"] += 0.2
+
+
+def ends_last(run: RunLayout, span: dict[str, Any]) -> bool:
+    """Whether the span is the last one of rank 1 in attempt 0."""
+    last = json.loads(run.attempt(0).spans(1).read_text().splitlines()[-1])
+    return bool(span == last)
 
 
 # By name: what is done to the run, the promise, the status of the finding on it, and what it says.
@@ -126,5 +133,14 @@ SPOILT_WITNESSES: dict[str, tuple[Spoil, str, str, str]] = {
         RECORDS,
         UNKNOWN,
         "of supervisor.json ran '000000000000'",
+    ),
+    "a killed rank that went on": (
+        lambda run: edit_lines(
+            run.attempt(0).spans(1),
+            lambda span: span | {"end": span["end"] + 0.05} if ends_last(run, span) else span,
+        ),
+        FAILURES,
+        INVALID,
+        "entry 0 (kill) ended rank 1 of attempt 0, which recorded more 0.050 s after it had fired",
     ),
 }

@@ -31,6 +31,7 @@ from ecrl_cli.checkpoint.format.names import (
     RNG,
     STEP_METADATA,
     TRAIN,
+    suffix_of,
 )
 from ecrl_cli.checkpoint.repair.diagnose import diagnose
 from ecrl_cli.checkpoint.repair.scrub import ScrubConfig, scrub
@@ -50,7 +51,6 @@ from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies import overlapped
 from ecrl_cli.checkpoint.strategies.foreign import ForeignStrategy, Unreadable, restore_foreign
 from ecrl_cli.checkpoint.strategies.overlapped import OverlappedStrategy
-from ecrl_cli.checkpoint.strategies.strategy import suffix_of
 from ecrl_cli.checkpoint.writer.client import WriterClient, WriterGone
 from ecrl_cli.checkpoint.writer.protocol import Channel
 from ecrl_cli.config.codec import encode

@@ -147,6 +147,27 @@ def test_a_sweep_has_a_manifest_and_a_folder_per_run(
     )
 
 
+def test_what_was_composed_for_a_run_that_is_left_alone_stays(
+    started: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sealed with the run, and its sessions began with it."""
+    again, composed = (
+        ["train", "run_dir=run", "suite_name=other"],
+        RunLayout(tmp_path / "run").composed,
+    )
+    assert main(["train", "run_dir=run"]) == 0
+    before = composed.read_text()
+    with monkeypatch.context() as patched:
+        patched.setattr(hydra_jobs, "leaves_alone", lambda planned: True)
+        assert main(again) == 0 and composed.read_text() == before
+    assert main(again) == 0 and "suite_name: other" in composed.read_text()
+    (tmp_path / "run" / "supervisor.json").write_text("{}")  # a session has begun
+    assert main(["train", "run_dir=run"]) == 0
+    assert "suite_name: other" in composed.read_text()
+    assert "suite_name: other" not in (composed.parent / "next" / "config.yaml").read_text()
+    assert len(started) == 4
+
+
 @pytest.mark.parametrize(("words", "composed"), [(["train", "seed=3"], 2), (["-m", "seed=3,4"], 4)])
 def test_hydra_composes_each_run_once(
     words: list[str],

@@ -134,6 +134,7 @@ def test_a_batch_has_its_types_and_the_hash_of_its_inputs(pictures: SampleSet) -
     )
     assert batch.ids.tolist() == [1, 2]
     assert batch.inputs_hash == inputs_hash(batch.x.numpy(), ids(1, 2))
+    assert batch.targets_hash == inputs_hash(batch.y.numpy(), ids(1, 2))
 
 
 def number(text: str) -> int:

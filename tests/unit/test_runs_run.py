@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def test_a_damaged_supervisors_record_is_bad_input(tmp_path: Path, damage: str) 
     layout.supervisor.write_text(damage)
     result = runs.run(plan_run(config_of("ref"), layout.root), CONTEXT)
     assert result.exit_code == 2 and "supervisor.json" in result.reason
+
+
+def test_a_run_that_has_finished_or_is_held_is_left_alone(tmp_path: Path) -> None:
+    done = build_ref(tmp_path)
+    planned = plan_run(config_of("ref"), done.root)
+    assert runs.leaves_alone(planned)
+    more = replace(planned.config, target_steps=36, continued_at=(24,))
+    assert not runs.leaves_alone(replace(planned, config=more))
+    begun = plan_run(config_of("ref"), tmp_path / "begun")
+    begun.layout.root.mkdir()
+    assert not runs.leaves_alone(begun)
+    with run_lock(begun.layout):
+        assert runs.leaves_alone(begun)
 
 
 def test_a_damaged_log_is_found_before_the_training_that_would_follow(

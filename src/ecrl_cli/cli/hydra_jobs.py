@@ -16,7 +16,7 @@ from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.errors import DEFECT, STOPPED, EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
 from ecrl_cli.runs.reference_training import announcement, lacking
-from ecrl_cli.runs.run import RunContext, RunResult, failed, run
+from ecrl_cli.runs.run import RunContext, RunResult, failed, leaves_alone, run
 from ecrl_cli.runs.run_dir import link_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
 from ecrl_cli.runs.side_by_side import RunProcess, sweep_side_by_side
@@ -151,9 +151,14 @@ class Jobs:
         return self._outcome(start)
 
     def _place(self, name: str) -> None:
-        """The run's folder, and in it what Hydra composed for the run."""
-        link_run_dir(self._plan.runs[name])
-        self._record(self._plan.runs[name].layout, self._plan.cells[name].composed)
+        """The run's folder, and in it what Hydra composed for the run, unless none is begun or gone
+        on with. Of a run that has begun it is sealed with the records: the next session takes it
+        up.
+        """
+        planned = self._plan.runs[name]
+        link_run_dir(planned)
+        if not leaves_alone(planned):
+            self._record(planned.layout, self._plan.cells[name].composed)
 
     def _outcome(self, start: Callable[[], RunResult]) -> RunResult:
         """The result of `start`. An internal error in one run must not end the others, nor fail the
@@ -188,7 +193,7 @@ class Jobs:
             "overrides.yaml": hydra["overrides"]["task"],
         }
         _write_yaml(
-            layout.hydra,
+            layout.composed_next if layout.supervisor.exists() else layout.hydra,
             files if self._plan.swept else {**files, "multirun.yaml": self._plan.master},
         )
 

@@ -40,7 +40,7 @@ _ROUNDS = 10
 class SampleBatch:
     """`x`: inputs (n, *shape), of pictures float32. `y`: targets (n, ...), of classes int64. `ids`:
     in the same order.
-    `inputs_hash`: `inputs_hash(x, ids, checkpoint.digest)`.
+    `inputs_hash`: `inputs_hash(x, ids, checkpoint.digest)`; `targets_hash`: likewise of y.
 
     `x` and `y` lie in memory allocated by torch, aligned to 64 bytes. NumPy's alignment (16 bytes)
     varies with the process's history; a matrix product may choose its kernel by alignment, and a
@@ -51,6 +51,7 @@ class SampleBatch:
     y: torch.Tensor
     ids: Ids
     inputs_hash: str
+    targets_hash: str | None = None
 
 
 class BatchLoader:
@@ -67,11 +68,13 @@ class BatchLoader:
         if self._augment:
             pixels = augmented(pixels, self._seed, epoch, ids, traits.flip)
         x = normalised(pixels, traits)
+        y = torch.from_numpy(labels).clone()
         return SampleBatch(
             torch.from_numpy(x).clone(),
-            torch.from_numpy(labels).clone(),
+            y,
             ids,
             inputs_hash(x, ids, self._digest),
+            inputs_hash(y.numpy(), ids, self._digest),
         )
 
 

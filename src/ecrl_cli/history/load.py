@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.limits import MOST_ATTEMPTS, MOST_FAILURES
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, RecordTooLarge
 from ecrl_cli.records.columns import RankColumns, rank_columns, read_log
 from ecrl_cli.records.cut import Cut
 from ecrl_cli.records.evaluations import Evaluation
@@ -47,10 +47,13 @@ SPARE_LOGS = SPARE_CLAIMS = 16
 
 @dataclass(frozen=True)
 class Unread:
-    """A file (relative to the run directory) that exists but cannot be read, and why."""
+    """A file (relative to the run directory) that exists but cannot be read, and why. `too_large`:
+    only because of its size; nothing is known to be wrong with it.
+    """
 
     path: str
     reason: str
+    too_large: bool = False
 
 
 @dataclass(frozen=True)
@@ -400,7 +403,8 @@ class _Loader:
             if isinstance(error, OSError)
             else str(error)
         )
-        self.unread.append(Unread(self.layout.relative(path), reason))
+        too_large = isinstance(error, RecordTooLarge)
+        self.unread.append(Unread(self.layout.relative(path), reason, too_large))
 
 
 def _plan(value: Any) -> tuple[PlannedFailure, ...]:

@@ -9,14 +9,18 @@ import math
 import torch
 from torch import nn
 
+from ecrl_cli.config.parameter_shapes import (
+    NT3_DENSE,
+    NT3_FIRST,
+    NT3_POOL,
+    NT3_SECOND,
+    PATCHES_PER_SIDE,
+    WIDEST,
+)
 from ecrl_cli.config.schema import ModelConfig
 from ecrl_cli.errors import ConfigError
 
-WIDEST = 8  # small_cnn: most channels, as a multiple of the first layer's
-PATCHES_PER_SIDE, HEADS = 8, 4  # vit
-
-# nt3_default_model.txt: conv = [128, 20, 1, 128, 10, 1], pool = [1, 10], dense = [200, 20].
-NT3_FIRST, NT3_SECOND, NT3_POOL, NT3_DENSE = 20, 10, 10, (200, 20)
+HEADS = 4  # vit
 FEWEST_FEATURES = NT3_FIRST + NT3_SECOND + NT3_POOL - 2
 
 

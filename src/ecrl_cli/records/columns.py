@@ -49,9 +49,10 @@ class RankColumns:
     """A rank's log. Fields as in `RankLine`, but for these:
 
     `samples`, `inputs`: (lines, 4), the digests `sample_ids_hash` and `inputs_hash`; `inputs_name`:
-    the name before that digest. `lr` is NaN where the line has none. Digests of the state are on
-    some lines only: `digest_rows`, the places of these lines; `states`: (of these, 4), the digest
-    `state_digest`; `components`: (of these, 5, 4), in the order of RANK_COMPONENTS.
+    the name before that digest. `targets` and `targets_name` likewise of `targets_hash`; (0, 4) in
+    older records, where no line has one. `lr` is NaN where the line has none. Digests of the state
+    are on some lines only: `digest_rows`, the places of these lines; `states`: (of these, 4), the
+    digest `state_digest`; `components`: (of these, 5, 4), in the order of RANK_COMPONENTS.
     """
 
     global_step: Numbers
@@ -69,12 +70,23 @@ class RankColumns:
     samples: Digests
     inputs: Digests
     inputs_name: str
+    targets: Digests
+    targets_name: str
     digest_rows: Numbers
     states: Digests
     components: Digests
 
     def __len__(self) -> int:
         return len(self.global_step)
+
+    @property
+    def has_targets(self) -> bool:
+        return len(self.targets) > 0
+
+    @property
+    def inputs_and_targets(self) -> Digests:
+        """(lines, 8), or (lines, 4) in older records."""
+        return np.hstack([self.inputs, self.targets]) if self.has_targets else self.inputs
 
     @cached_property
     def consecutive(self) -> bool:
@@ -101,7 +113,7 @@ class RankColumns:
     def lines(self, start: int, stop: int) -> Sequence[RankLine]:
         digested = {row - start: digests for row, *digests in self.digested(start, stop)}
         part = slice(start, stop)
-        prefix = f"{self.inputs_name}:" if self.inputs_name else ""
+        none = [None] * (stop - start)
         columns = (
             self.global_step[part].tolist(),
             self.epoch[part].tolist(),
@@ -116,9 +128,12 @@ class RankColumns:
             self.at[part].tolist(),
             self.time[part].tolist(),
             [digested[row][0] if row in digested else None for row in range(stop - start)],
-            [prefix + digest for digest in _hex(self.inputs[part])],
+            _with_name(self.inputs_name, self.inputs[part]),
             [digested[row][1] if row in digested else None for row in range(stop - start)],
             [None if rate != rate else rate for rate in self.lr[part].tolist()],
+            none,
+            none,
+            _with_name(self.targets_name, self.targets[part]) if self.has_targets else none,
         )
         return [RankLine(*values) for values in zip(*columns, strict=True)]
 
@@ -256,11 +271,12 @@ def read_log(
         return read_journal(path, kind, limit, until)
     try:
         pieces, ends, torn = _read_pieces(path, kind, made, limit, until)
+        columns = _joined(pieces) if pieces else None
     except _NotPlainError:
         return read_journal(path, kind, limit, until)
-    if not pieces:
+    if columns is None:
         return Lines((), (), torn)
-    return Log(ColumnLines(_joined(pieces)), FileLines(path, np.concatenate(ends)), torn)
+    return Log(ColumnLines(columns), FileLines(path, np.concatenate(ends)), torn)
 
 
 class _NotPlainError(ValueError):
@@ -317,10 +333,11 @@ def _rank_piece(parsed: list[Any]) -> RankColumns:
     )
     if not set(map(type, texts["loss"])) <= {float, int} or None in texts["inputs_hash"]:
         raise _NotPlainError
-    heads = {text[:-_HEX] for text in texts["inputs_hash"]}
-    name, colon, rest = heads.pop().partition(":")
-    if heads or rest or bool(name) != bool(colon):
+    inputs_name, inputs = _named_digests(texts["inputs_hash"])
+    absent = texts["targets_hash"].count(None)
+    if absent not in (0, len(parsed)):
         raise _NotPlainError
+    targets_name, targets = _named_digests(() if absent else texts["targets_hash"])
     rows = [row for row, parts in enumerate(texts["components"]) if parts is not None]
     states = [texts["state_digest"][row] for row in rows]
     if len(parsed) - texts["state_digest"].count(None) != len(rows) or None in states:
@@ -337,8 +354,10 @@ def _rank_piece(parsed: list[Any]) -> RankColumns:
         **numbers,
         lr=np.array(rates, dtype=np.float64),
         samples=_digests(texts["sample_ids_hash"]),
-        inputs=_digests([text[-_HEX:] for text in texts["inputs_hash"]]),
-        inputs_name=name,
+        inputs=inputs,
+        inputs_name=inputs_name,
+        targets=targets,
+        targets_name=targets_name,
         digest_rows=np.array(rows, dtype=np.int64),
         states=_digests(states),
         components=_digests(list(chain.from_iterable(map(dict.values, components)))).reshape(
@@ -396,7 +415,10 @@ def _joined(pieces: list[Any]) -> Any:
             columns_by_name[field.name] = columns[0]
         else:
             columns_by_name[field.name] = np.concatenate(columns)
-    return type(first)(**columns_by_name)
+    joined = type(first)(**columns_by_name)
+    if isinstance(joined, RankColumns) and len(joined.targets) not in (0, len(joined)):
+        raise _NotPlainError
+    return joined
 
 
 def _digests(texts: Sequence[str]) -> Digests:
@@ -409,6 +431,20 @@ def _digests(texts: Sequence[str]) -> Digests:
     if data.hex() != joined or not set(map(len, texts)) <= {_HEX}:
         raise _NotPlainError
     return np.frombuffer(data, dtype=np.uint64).reshape(-1, 4)
+
+
+def _named_digests(texts: Sequence[str]) -> tuple[str, Digests]:
+    """Digests that all have the same name before a colon, or none."""
+    heads = {text[:-_HEX] for text in texts} or {""}
+    name, colon, rest = heads.pop().partition(":")
+    if heads or rest or bool(name) != bool(colon):
+        raise _NotPlainError
+    return name, _digests([text[-_HEX:] for text in texts])
+
+
+def _with_name(name: str, digests: Digests) -> list[str]:
+    prefix = f"{name}:" if name else ""
+    return [prefix + digest for digest in _hex(digests)]
 
 
 def _hex(digests: Digests) -> list[str]:

@@ -59,6 +59,24 @@ def record_files(layout: RunLayout) -> list[Path]:
     return sorted(found)
 
 
+def sealed_files(layout: RunLayout) -> list[Path]:
+    """`record_files`, and what Hydra composed for the run."""
+    composed = (layout.composed, layout.overrides) if is_folder(layout.hydra) else ()
+    return sorted([*record_files(layout), *(path for path in composed if path.exists())])
+
+
+def composed_sha256(layout: RunLayout) -> str:
+    """SHA-256 over what Hydra composed for the run, and what was typed for it; empty if it was
+    made without Hydra.
+    """
+    if not is_folder(layout.hydra) or not layout.composed.exists():
+        return ""
+    total = hashlib.sha256()
+    for path in (layout.composed, layout.overrides):
+        total.update(f"{path.name}\0{_digest_or_reason(path, MAX_DOCUMENT)}\n".encode())
+    return total.hexdigest()
+
+
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     """The visible entries of `folder` and of its subfolders, `depth` levels deep."""
     for path in folder.iterdir():

@@ -95,8 +95,9 @@ class RankLine:
 
     `cursor_step`: the 0-based step in `epoch` just consumed. `sample_ids_hash`: SHA-256 hex of the
     shard's sample ids as little-endian int64, in order. `inputs_hash`: of its inputs, see
-    `data.loading`. `loss`: the rank's own mean loss at full precision, or with replicas the mean
-    loss of each replica that it owns. `seconds`: the step's duration.
+    `data.loading`; `targets_hash`: likewise of what they are to give, None in older records.
+    `loss`: the rank's own mean loss at full precision, or with replicas the mean loss of each
+    replica that it owns. `seconds`: the step's duration.
 
     State after the step, on this rank: `lr`, the learning rate set for the next step; `loss_scale`
     and `growth_tracker` of the gradient scaler (fp16 only). After steps whose digests are due
@@ -123,6 +124,7 @@ class RankLine:
     lr: float | None = None
     loss_scale: float | None = None
     growth_tracker: int | None = None
+    targets_hash: str | None = None
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,9 @@ class SupervisorSession:
     its end (None: it was killed, or not recorded by that version): `signals`, the stop signals
     received, in order; `writer_deaths`, how many background writers died without being told to;
     `ended_time`, the wall time at `ended_at`.
+
+    `composed`: SHA-256 of what Hydra composed for the run (`records.digests.composed_sha256`) when
+    the session began; empty: it was made without Hydra, or not recorded by that version.
     """
 
     started_at: float
@@ -362,6 +367,7 @@ class SupervisorSession:
     writer_deaths: int | None = None
     code: str = ""
     ended_time: float | None = None
+    composed: str = ""
 
 
 @dataclass(frozen=True)

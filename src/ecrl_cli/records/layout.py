@@ -222,6 +222,23 @@ class RunLayout:
         return self.root / ".hydra"
 
     @property
+    def composed(self) -> Path:
+        """Hydra's composition for the command that last began the run or went on with it."""
+        return self.hydra / "config.yaml"
+
+    @property
+    def composed_next(self) -> Path:
+        """The folder of what Hydra composed for a command that has begun no session yet: the one
+        that lies in `hydra` is sealed with the run.
+        """
+        return self.hydra / "next"
+
+    @property
+    def overrides(self) -> Path:
+        """The words that were typed for that command."""
+        return self.hydra / "overrides.yaml"
+
+    @property
     def outcome(self) -> Path:
         """The status or outcome of the run's job, if it ran as a job of its own."""
         return self.hydra / "outcome.json"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.errors import RecordError
+from ecrl_cli.errors import RecordError, RecordTooLarge
 
 MAX_DOCUMENT = 16 * 2**20  # of JSON: takes a second to parse, and about 400 MB at worst
 MAX_JOURNAL = 2**30
@@ -61,7 +61,7 @@ def read_pieces(
             else:
                 rest += piece
             if len(rest) > MAX_LINE:
-                raise RecordError(
+                raise RecordTooLarge(
                     path.name, f"has a line of more than {MAX_LINE} bytes", "restore the file"
                 )
         if rest:
@@ -84,7 +84,7 @@ def opened(path: Path, limit: int) -> Iterator[int]:
         if not stat.S_ISREG(status.st_mode):
             raise RecordError(path.name, "is not a regular file", "restore the file")
         if status.st_size > limit:
-            raise RecordError(
+            raise RecordTooLarge(
                 path.name,
                 f"has {status.st_size} bytes, at most {limit} are read",
                 "restore the file",

@@ -18,7 +18,7 @@ from typing import Any
 
 from ecrl_cli.config.codec import decode, encode
 from ecrl_cli.errors import RecordError
-from ecrl_cli.records.digests import FileDigest, file_digest, most_bytes, record_files
+from ecrl_cli.records.digests import FileDigest, file_digest, most_bytes, sealed_files
 from ecrl_cli.records.events import SCHEMA_VERSION
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
@@ -69,7 +69,7 @@ def make_seal(
     """Seal the records as they are now. `commits`: by path, in the order of the steps. RecordError
     or OSError if one cannot be read.
     """
-    files = {layout.relative(path): file_digest(path) for path in record_files(layout)}
+    files = {layout.relative(path): file_digest(path) for path in sealed_files(layout)}
     final = list(commits.values())[-1] if commits else ""
     bare = Seal(SCHEMA_VERSION, run_id, terminal_status, files, dict(commits), final)
     return replace(
@@ -119,13 +119,19 @@ def changed_files(
     layout: RunLayout, seal: Seal, *, beyond: bool = True
 ) -> tuple[list[str], list[str]]:
     """(changed, gone): record files that differ from the seal, each with the difference, and sealed
-    files that are missing. `beyond`: files that are not in the seal count as changed.
+    files that are missing. `beyond`: files that are not in the seal count as changed, but for what
+    Hydra composed: earlier versions did not seal it.
     """
     there, limit = (
-        {layout.relative(path): path for path in record_files(layout)},
+        {layout.relative(path): path for path in sealed_files(layout)},
         most_bytes(layout),
     )
-    changed = [f"{name} (was not there)" for name in there if beyond and name not in seal.files]
+    composed = layout.relative(layout.hydra)
+    changed = [
+        f"{name} (was not there)"
+        for name in there
+        if beyond and name not in seal.files and not name.startswith(f"{composed}/")
+    ]
     for name, sealed in seal.files.items():
         if name in there and (wrong := _wrong(there[name], sealed, limit)):
             changed.append(f"{name}{wrong}")

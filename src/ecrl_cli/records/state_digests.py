@@ -14,9 +14,7 @@ from ecrl_cli.config.strategies import strategy_of
 RANK_COMPONENTS = ("parameters", "buffers", "optimizer", "rng", "train")
 
 MEASURED_STEPS = 3  # the first is slow; the interval is derived from the other two
-# of a step's time, for the regular digests; as much again for those at checkpoints: together at
-# most 1%
-SHARE = 0.005
+SHARE = 0.005  # of a step's time, for the regular digests
 MOST = 2**20
 
 
@@ -70,7 +68,8 @@ class Unloadable:
 @dataclass(frozen=True)
 class DigestInterval:
     """state_digests.json: digests are due after each step that `every` divides and, with
-    `at_checkpoints`, each that `checkpoint.every` divides.
+    `at_checkpoints`, each that `checkpoint.every` divides: always, but in runs that a version began
+    which left them out where they cost more than SHARE.
 
     `digest_s`, `step_s`: seconds of the shortest measured digest and step.
     """
@@ -84,15 +83,19 @@ class DigestInterval:
 EVERY_STEP = DigestInterval(1, True, 0.0, 0.0)
 
 
-def worked_out(digest_s: float, step_s: float, checkpoint_every: int) -> DigestInterval:
+def worked_out(digest_s: float, step_s: float) -> DigestInterval:
     """The shortest interval whose digests cost at most SHARE. A power of two, so that runs with
     different intervals have steps in common.
     """
-    needed = digest_s / (SHARE * max(step_s, 1e-9))
-    every = 1
+    needed, every = steps_per_digest(digest_s, step_s), 1
     while every < min(needed, MOST):
         every *= 2
-    return DigestInterval(every, needed <= checkpoint_every, digest_s, step_s)
+    return DigestInterval(every, True, digest_s, step_s)
+
+
+def steps_per_digest(digest_s: float, step_s: float) -> float:
+    """In how many steps of `step_s` a digest costs SHARE of their time."""
+    return digest_s / (SHARE * max(step_s, 1e-9))
 
 
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:

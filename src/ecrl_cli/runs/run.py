@@ -196,6 +196,16 @@ def finished(layout: RunLayout) -> bool:
     return completed(layout) and measured(layout)
 
 
+def leaves_alone(planned: RunPlan) -> bool:
+    """Whether `run` would begin no session there: the run has reached its target, or another
+    command is at work in its directory. False where that cannot be told.
+    """
+    with contextlib.suppress(EcrlError, OSError):
+        done = completed(planned.layout) and not goes_on(planned.config, planned.layout)
+        return done or held(planned.layout)
+    return False
+
+
 def measured(layout: RunLayout) -> bool:
     """Whether metrics.json is that of the completed run, not of an earlier stop."""
     document = read_json(layout.metrics) if layout.metrics.exists() else None

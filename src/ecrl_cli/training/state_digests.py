@@ -1,5 +1,5 @@
 """How often a rank logs digests of its state: with `state_digests=auto` as often as costs at most
-1% of a step, measured once in a run.
+half a percent of the steps, measured once in a run, and at each checkpoint.
 
 All ranks must log them after the same steps, in every attempt, and verify must know which were due.
 So rank 0 measures its first steps, records the interval in the run directory, and only then
@@ -59,9 +59,7 @@ class DigestSchedule:
         """
         if self._interval is not None or len(self._step_s) < MEASURED_STEPS:
             return
-        own = worked_out(
-            min(self._digest_s[1:]), min(self._step_s[1:]), self._config.checkpoint.every
-        )
+        own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]))
         if train_state.rank == 0:
             write_json(self._layout.state_digests, encode(own))
         self._interval = _broadcast_interval(train_state, own)

@@ -214,6 +214,7 @@ class TrainLoop:
             time=wall(),
             state_digest=digests.state if digests else None,
             inputs_hash=batch.inputs_hash,
+            targets_hash=batch.targets_hash,
             components=(
                 {name: getattr(digests.rank, name) for name in RANK_COMPONENTS} if digests else None
             ),

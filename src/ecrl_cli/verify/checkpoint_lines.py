@@ -164,6 +164,11 @@ def _check_journal(
 ) -> None:
     earlier: dict[int, dict[str, CheckpointLine]] = {}
     in_flight: set[int] = set()
+    committed = {
+        line.global_step: line.at
+        for line in lines
+        if line.event == "committed" and line.reason is None
+    }
     early = not any(line.stall_parts for line in lines)  # older records have none
     for line in lines:
         who = f"{line.event[:40]!r} of step {line.global_step} in the journal of attempt {attempt}"
@@ -181,6 +186,8 @@ def _check_journal(
             notes.broken(f"{who} {text}")
         if line.event == "submitted":
             _check_in_flight(case, line, len(in_flight) + 1, early, notes)
+            handed_over = [step for step, found in earlier.items() if "submitted" in found]
+            _check_count(line, [committed.get(step, 0.0) for step in handed_over], notes)
         elif line.event == "received":
             in_flight.add(line.global_step)
         elif line.event in CHECKPOINT_ENDS:
@@ -361,4 +368,18 @@ def _check_in_flight(
         notes.broken(
             f"{who} {plural(line.inflight, 'checkpoint')} in flight, checkpoint.max_inflight is"
             f" {bound}"
+        )
+
+
+def _check_count(line: CheckpointLine, committed: list[float], notes: FindingBuilder) -> None:
+    """A save counts, beside itself, every earlier one that was committed only later. `committed`:
+    when the saves that were handed over before it in this attempt were committed; 0 where no line
+    says so, or somebody else had to find out.
+    """
+    beside = sum(at > line.at for at in committed)
+    if 1 <= line.inflight <= beside:
+        notes.broken(
+            f"step {line.global_step} of attempt {line.attempt} was submitted with"
+            f" {plural(line.inflight, 'checkpoint')} in flight, {beside} before it were committed"
+            " only later"
         )

@@ -18,6 +18,7 @@ from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.evaluations import check_evaluations
 from ecrl_cli.verify.labels import check_labels, other_code, other_environment
 from ecrl_cli.verify.metrics_cache import check_metrics
+from ecrl_cli.verify.optional_files import check_optional_files, unexplained
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
@@ -37,6 +38,7 @@ def records_consistent(case: Case) -> Finding:
     check_configuration(case, notes)
     check_words(case, notes)
     check_labels(case, notes)
+    check_optional_files(case, notes)
     if case.run.supervisor is None:
         notes.missing("supervisor.json is missing")
     else:
@@ -53,7 +55,14 @@ def records_consistent(case: Case) -> Finding:
         f"{agree} logs; {plural(chained, 'checkpoint vouches', 'checkpoints vouch')} for the lines"
         f" before{measured}"
     )
-    return notes.finding(kept, [*other_code(case), *other_environment(case)])
+    return notes.finding(
+        kept,
+        [
+            *(unexplained(case) if notes.clean else ()),
+            *other_code(case),
+            *other_environment(case),
+        ],
+    )
 
 
 def _check_identity(case: Case, notes: FindingBuilder) -> None:

@@ -20,6 +20,7 @@ _GOES_ON = (
     "metrics.json",
     "disk.jsonl",
     "logs/writer.log",
+    ".hydra/",
 )
 
 
@@ -99,6 +100,6 @@ def check_earlier_seals(case: Case, notes: FindingBuilder) -> int:
             if not name.startswith(_GOES_ON):
                 notes.broken(f"changed since the end at step {step} was sealed: {name}")
         for name in gone:
-            if name not in _GOES_ON:
+            if not name.startswith(_GOES_ON):
                 notes.missing(f"gone since the end at step {step} was sealed: {name}")
     return found

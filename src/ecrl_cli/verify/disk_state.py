@@ -42,7 +42,8 @@ class StoredCheckpoint:
     """One checkpoint: its path in the run directory, its integrity report, and the content of
     train.json (empty if it cannot be read).
 
-    `bytes`: of the files that another checkpointer wrote; None for one of ECRL's own.
+    `bytes`: of the files that another checkpointer wrote; None for one of ECRL's own. `signed`:
+    whether its commit carries a MAC.
     """
 
     path: str
@@ -51,6 +52,7 @@ class StoredCheckpoint:
     train: dict[str, Any]
     previous: str | None
     bytes: int | None = None
+    signed: bool = False
 
     @property
     def line_chain(self) -> tuple[str, ...]:
@@ -79,7 +81,13 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
             _check_still_there(records, path)
         found.append(
             StoredCheckpoint(
-                records.layout.relative(path), int(path.name[5:13]), report, train, previous, size
+                records.layout.relative(path),
+                int(path.name[5:13]),
+                report,
+                train,
+                previous,
+                size,
+                content.commit is not None and content.commit.hmac_sha256 is not None,
             )
         )
     return tuple(found)

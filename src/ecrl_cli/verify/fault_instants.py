@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ecrl_cli.config.fault_spec import STARTING
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import shown
-from ecrl_cli.failures.fault_kind import recorded_kind
+from ecrl_cli.failures.fault_kind import Victim, recorded_kind
 from ecrl_cli.failures.fault_log import fired_indices
 from ecrl_cli.failures.storage_faults import acknowledges_after
 from ecrl_cli.history.lineage import instants_by_step
@@ -52,6 +52,27 @@ def check_instant(
     for bound, text in _beside_lines(case, fired, entry):
         if bound > _SLACK_S:
             notes.broken(f"{who} fired {bound:.3f} s {text}")
+    _check_silence(case, fired, entry, notes)
+
+
+def _check_silence(
+    case: Case, fired: InjectedFault, entry: PlannedFailure, notes: FindingBuilder
+) -> None:
+    """A rank that kills itself, or exits, records nothing after it has claimed the failure: neither
+    a line nor the end of a span.
+    """
+    kind, logs = recorded_kind(entry.kind), case.run.logs(fired.attempt)
+    of_rank = kind.victim in (Victim.RANK, Victim.RANKS, Victim.RANK_0)
+    if not (of_rank and kind.death_tells) or kind.graceful or entry.moment in ("wall", "rest"):
+        return
+    lines, account = logs.ranks.get(fired.rank), case.spans.of(fired.attempt, fired.rank)
+    ends = [line.at for line in lines.events[-1:]] if lines else []
+    ends += [account.end] if account else []
+    if ends and max(ends) > fired.at + _SLACK_S:
+        notes.broken(
+            f"entry {fired.index} ({entry.kind}) ended rank {fired.rank} of attempt"
+            f" {fired.attempt}, which recorded more {max(ends) - fired.at:.3f} s after it had fired"
+        )
 
 
 def check_armed(case: Case, planned: tuple[PlannedFailure, ...], notes: FindingBuilder) -> None:

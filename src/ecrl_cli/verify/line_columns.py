@@ -183,6 +183,8 @@ def inputs_as_due(records: RunRecords, reference: RunRecords | None) -> Compared
         or len({columns.inputs_name for columns in every}) > 1
         or every[0].inputs_name not in ("", *DIGESTS)
         or every[0].inputs_name not in ("", name)
+        or len({(columns.targets_name, columns.has_targets) for columns in every}) > 1
+        or every[0].targets_name not in ("", *DIGESTS)
         or not all(constant(columns.world_size, int(every[0].world_size[0])) for columns in every)
     ):
         return None
@@ -193,12 +195,13 @@ def inputs_as_due(records: RunRecords, reference: RunRecords | None) -> Compared
     if reference is None and len(np.unique(keys)) == len(keys):
         return ComparedInputs(0, 0)
     own, first, places = np.unique(keys, return_index=True, return_inverse=True)
-    inputs = np.concatenate([columns.inputs for columns in logs[0]])
+    inputs = np.concatenate([columns.inputs_and_targets for columns in logs[0]])
     if (inputs != inputs[first][places]).any():
         return None
     if reference is None:
         return ComparedInputs(len(keys) - len(own), 0)
-    their_keys, their_inputs = tables[1], np.concatenate([c.inputs for c in logs[1]])
+    their_keys = tables[1]
+    their_inputs = np.concatenate([columns.inputs_and_targets for columns in logs[1]])
     theirs, last = np.unique(their_keys[::-1], return_index=True)
     _, ours_at, theirs_at = np.intersect1d(own, theirs, assume_unique=True, return_indices=True)
     same = inputs[first[ours_at]] == their_inputs[len(their_keys) - 1 - last[theirs_at]]

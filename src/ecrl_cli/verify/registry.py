@@ -32,7 +32,7 @@ from ecrl_cli.verify.time_accounting import PROMISE as TIME
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
 from ecrl_cli.verify.trajectory import same_trajectory
-from ecrl_cli.verify.verdict import UNKNOWN, Finding
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding
 from ecrl_cli.verify.verification_input import Case
 
 Check = Callable[[Case], Finding]
@@ -54,6 +54,7 @@ CHECKS: dict[str, Check] = {
 }
 # promises that are held against the reference too; the others are of the run alone
 COMPARING = (INPUT, TRAJECTORY, STATE, RECORDS)
+_ON_JOURNALS = (ONCE, NO_BAD, NO_LOSS, ACCOUNT)
 
 
 def run_checks(
@@ -76,12 +77,28 @@ def checks_alone(case: Case) -> dict[str, Finding]:
     }
 
 
+def _unread_journals(case: Case, finding: Finding) -> Finding:
+    """The finding; unknown where it rests on checkpoint journals and one was too large to read."""
+    if finding.status != INVALID or finding.promise not in _ON_JOURNALS:
+        return finding
+    journals = {
+        case.run.layout.relative(case.run.layout.attempt(logs.attempt).checkpoints)
+        for logs in case.run.attempt_logs
+    }
+    unread = [each for each in case.run.unread if each.too_large and each.path in journals]
+    if not unread:
+        return finding
+    message = f"{finding.promise} - {unread[0].path} is too large to read ({unread[0].reason})"
+    told = finding.message.removeprefix(f"Broke promise: {finding.promise} - ")
+    return Finding(finding.promise, UNKNOWN, message, (told, *finding.evidence))
+
+
 def guarded(promise: str, check: Check, case: Case) -> Finding:
     """Run one check; if it raises, its promise is unknown, with the reason. Only a configuration
     that ECRL would refuse should make one raise.
     """
     try:
-        return check(case)
+        return _unread_journals(case, check(case))
     except Exception as error:
         refused = error if isinstance(error, ConfigError) else refusal(case.run.stored.config)
         if refused:

@@ -59,6 +59,11 @@ def _compare_lines(case: Case, notes: FindingBuilder) -> ComparedInputs:
                 f"step {line.global_step} rank {rank} of attempt {attempt}:"
                 f" {shown(line.inputs_hash)} is no hash of inputs"
             )
+        elif line.targets_hash is not None and not _parts(line.targets_hash):
+            notes.broken(
+                f"step {line.global_step} rank {rank} of attempt {attempt}:"
+                f" {shown(line.targets_hash)} is no hash of targets"
+            )
         elif (
             line.inputs_hash and ":" in line.inputs_hash and _digest(line.inputs_hash) != configured
         ):
@@ -174,3 +179,9 @@ def _compare(
         )
     elif line.inputs_hash != earlier[1].inputs_hash:
         notes.broken(f"{where}: the inputs of {who} are not those of {earlier[0]}")
+    elif (
+        line.targets_hash
+        and earlier[1].targets_hash  # older records have none
+        and line.targets_hash != earlier[1].targets_hash
+    ):
+        notes.broken(f"{where}: the targets of {who} are not those of {earlier[0]}")

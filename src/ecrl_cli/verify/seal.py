@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.errors import ConfigError, RecordError, plural, shown
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.seal import Seal, changed_files, read_seal
+from ecrl_cli.verify.composed import not_composed
 from ecrl_cli.verify.continuation import check_earlier_seals
-from ecrl_cli.verify.verdict import Finding, FindingBuilder
+from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 PROMISE = "records-sealed"
@@ -17,11 +19,19 @@ PROMISE = "records-sealed"
 
 def records_sealed(case: Case) -> Finding:
     """Every record file matches its digest in seal.json, none was added, and the seal carries the
-    required signature.
+    required signature. Also told is that Hydra's composition is not among them.
 
     Not checked without a seal, unless one is required: the configuration names a key, or one was
     given.
     """
+    finding = _sealed(case)
+    unbroken = finding.status in (VALID, NOT_CHECKED) and case.ended
+    return (
+        replace(finding, evidence=(*finding.evidence, *not_composed(case))) if unbroken else finding
+    )
+
+
+def _sealed(case: Case) -> Finding:
     notes = FindingBuilder(PROMISE)
     if case.live:
         return notes.finding("not sealed: the run has not ended", checked=False)

@@ -5,24 +5,31 @@ on the training state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.train_document import due_on_ranks, saved_state, tensor_digests
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import lines_of, lines_of_step
-from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
 from ecrl_cli.records.state_digests import (
+    MEASURED_STEPS,
     RANK_COMPONENTS,
+    DigestInterval,
     RankState,
     digest_due,
     digests_configured,
     recorded_by_rank,
+    steps_per_digest,
     worked_out,
 )
+from ecrl_cli.verify.checkpoint_contents import check_contents
 from ecrl_cli.verify.checkpoint_folder import tails_may_be_lost
+from ecrl_cli.verify.rank_spans import ROUNDING_S
 from ecrl_cli.verify.saved_states import check_saved_states
 from ecrl_cli.verify.state_columns import (
     always_updated,
@@ -54,8 +61,10 @@ def state_consistent(case: Case) -> Finding:
     """
     notes = FindingBuilder(PROMISE)
     steps = _check_steps(case, notes)
+    _check_own_generators(case, notes)
     lines = check_settings(case, notes)
     documents = check_documents(case, notes)
+    check_contents(case, notes)
     stored = _check_checkpoints(case, notes)
     committed = check_saved_states(case, notes)
     ended = _check_end(case, notes)
@@ -100,6 +109,34 @@ def _check_steps(case: Case, notes: FindingBuilder) -> int:
         len([rank for rank, values in ranks.items() if has_digests(values)]) > 1
         for ranks in by_step.values()
     )
+
+
+def _check_own_generators(case: Case, notes: FindingBuilder) -> None:
+    """Each rank draws random numbers of its own: no two have the same generators, neither after a
+    step nor right after a restore. Fixed replicas leave them alike on all ranks.
+    """
+    if case.run.stored.config.elastic.replicas:
+        return
+    for logs in case.run.attempt_logs:
+        held: dict[tuple[int, str], int] = {}
+        for rank, step, rng in sorted(_generators(logs)):
+            other = held.setdefault((step, rng), rank)
+            if other != rank:
+                notes.broken(
+                    f"ranks {other} and {rank} of attempt {logs.attempt} have the same generators"
+                    f" after step {step}: each is to draw numbers of its own"
+                )
+                return
+
+
+def _generators(logs: AttemptRecords) -> Iterator[tuple[int, int, str]]:
+    """Rank, step and digest of the generators, wherever an attempt recorded them."""
+    for rank, lines in logs.ranks.items():
+        for line in lines.events:
+            if line.components and "rng" in line.components:
+                yield rank, line.global_step, line.components["rng"]
+    for rank, restored in logs.restored.items():
+        yield rank, restored.global_step, restored.state.rng
 
 
 def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
@@ -152,8 +189,11 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
     if not recorded_by_rank(config) or not digests_configured(config):
         return
     if interval and config.state_digests == "auto":
-        due = worked_out(interval.digest_s, interval.step_s, config.checkpoint.every)
-        if interval != due:
+        due = replace(
+            worked_out(interval.digest_s, interval.step_s), at_checkpoints=interval.at_checkpoints
+        )
+        left_out = steps_per_digest(interval.digest_s, interval.step_s) > config.checkpoint.every
+        if interval != due or not (interval.at_checkpoints or left_out):
             notes.broken(
                 f"state_digests.json has digests logged every {shown(interval.every)} steps, its"
                 f" times make that {due.every}"
@@ -165,6 +205,7 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
             (notes.missing if lost else notes.broken)(
                 "state_digests.json rests on a step of rank 0 that no line tells of"
             )
+        _check_digest_time(case, interval, notes)
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
 
@@ -190,6 +231,29 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
                     f"attempt {a.attempt} rank {rank}: no digest of the state after step"
                     f" {absent[0]}, where it is due ({len(absent)} such)"
                 )
+
+
+def _check_digest_time(case: Case, interval: DigestInterval, notes: FindingBuilder) -> None:
+    """The digests of rank 0's second and third step, of which the shorter was measured, lie between
+    the end of their step and the beginning of the next one.
+    """
+    for a in case.attempts:
+        lines = case.run.logs(a.attempt).ranks.get(0)
+        first = lines.events[1:4] if lines else ()
+        measured = first[: MEASURED_STEPS - 1]
+        if not any(line.seconds == interval.step_s for line in measured):
+            continue
+        gaps = [
+            after.at - after.seconds - before.at
+            for before, after in pairwise(first)
+            if after.global_step == before.global_step + 1
+        ]
+        if gaps and interval.digest_s > min(gaps) + ROUNDING_S:
+            notes.broken(
+                f"state_digests.json has a digest that took {interval.digest_s:.6f} s, rank 0 of"
+                f" attempt {a.attempt} began its next step {min(gaps):.6f} s after the last"
+            )
+        return
 
 
 def _check_checkpoints(case: Case, notes: FindingBuilder) -> int:

@@ -28,6 +28,12 @@ from ecrl_cli.verify.verification_input import Case
 # torch computes the cosine recursively, each value from the previous one, and not in closed form as
 # here: rounding errors add up to less than this share of optimizer.lr in a million steps.
 LR_TOLERANCE = 1e-12
+# Hyperparameters that no configuration changes, as torch's optimizers have them. A version of torch
+# may lack some.
+FIXED: dict[str, dict[str, Any]] = {
+    "sgd": {"dampening": 0, "nesterov": False, "maximize": False},
+    "adamw": {"betas": [0.9, 0.999], "eps": 1e-8, "amsgrad": False, "maximize": False},
+}
 # Defaults of torch.amp.GradScaler: initial scale, growth and backoff factors, steps without
 # overflow before it grows.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 65536.0, 2.0, 0.5, 2000
@@ -217,6 +223,11 @@ def _wrong_groups(config: RunConfig, c: StoredCheckpoint) -> list[str]:
     for group in groups if isinstance(groups, list) else [None]:
         values = _mapping(group)
         found += _unlike(due, values)
+        found += [
+            f"{name} {shown(values[name])}, not {value!r}"
+            for name, value in FIXED.get(optimizer.name, {}).items()
+            if name in values and values[name] != value
+        ]
         if not _is_rate(config, c.step, values.get("lr")):
             found.append(
                 f"learning rate {shown(values.get('lr'))}, not {learning_rate(config, c.step):.12g}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from ecrl_cli.config.schema import DIGESTS
+from ecrl_cli.config.schema import DIGESTS, CheckpointConfig
 
 FORMAT_VERSION = 2
 READABLE = (1, 2)
@@ -45,6 +45,15 @@ CHUNK = 64 * 1024  # bytes per CRC in the manifest
 def must_be_finite(tensor: str, setting: str) -> bool:
     """Whether `checkpoint.finite=setting` forbids NaN and infinity in the tensor `tensor`."""
     return tensor.partition(".")[0] in FINITE[setting]
+
+
+def suffix_of(checkpoint: CheckpointConfig) -> str:
+    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single
+    file.
+    """
+    if checkpoint.format == "torch":
+        return ".pt"
+    return ".safetensors" if checkpoint.layout == "single" else ""
 
 
 def step_name(step: int) -> str:

@@ -13,12 +13,13 @@ from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.staging_buffer import CapturePlanner, StagingBuffer
 from ecrl_cli.checkpoint.capture.train_state import RankStates, TrainState
 from ecrl_cli.checkpoint.format.image import CheckpointMeta, PartPlace
+from ecrl_cli.checkpoint.format.names import suffix_of
 from ecrl_cli.checkpoint.format.train_document import TrainPosition
 from ecrl_cli.checkpoint.store.checkpoint_log import CheckpointLog, SaveTimes
 from ecrl_cli.checkpoint.store.store import CheckpointStore, StoreConfig
 from ecrl_cli.checkpoint.strategies.deferral import Deferral
 from ecrl_cli.config.identity import run_id
-from ecrl_cli.config.schema import CheckpointConfig, RunConfig
+from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import StorageError
 from ecrl_cli.records.events import STALL_PARTS
@@ -110,15 +111,6 @@ class StrategyInputs:
         return self.own_store or CheckpointStore(
             self.layout.checkpoints, StoreConfig.of(self.config, run_id(self.config))
         )
-
-
-def suffix_of(checkpoint: CheckpointConfig) -> str:
-    """Suffix of a single-file checkpoint; empty for a group. format=torch always writes a single
-    file.
-    """
-    if checkpoint.format == "torch":
-        return ".pt"
-    return ".safetensors" if checkpoint.layout == "single" else ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ecrl_cli.errors import EcrlError, RecordError
 from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.linux.clock import boot_id, both_clocks, monotonic, wall
-from ecrl_cli.records.digests import source_sha256
+from ecrl_cli.records.digests import composed_sha256, source_sha256
 from ecrl_cli.records.events import (
     SCHEMA_VERSION,
     Attempt,
@@ -41,8 +41,16 @@ def refresh_run_config(config: RunConfig, layout: RunLayout) -> None:
     if config.continued_at and config.continued_at != before.continued_at and layout.seal.exists():
         write_whole(layout.earlier_seal(before.target_steps), layout.seal.read_bytes())
     reopen(layout)
+    _take_composition(layout)
     if read_run_config(layout).config != replace(config, run_dir=""):
         write_run_config(layout, config)
+
+
+def _take_composition(layout: RunLayout) -> None:
+    """Put what Hydra composed for this command in the place of what the run went by before."""
+    for path in sorted(layout.composed_next.glob("*.yaml")):
+        write_whole(layout.hydra / path.name, path.read_bytes(), durable=False)
+        path.unlink()
 
 
 class SupervisorRecordWriter:
@@ -81,7 +89,13 @@ class SupervisorRecordWriter:
         attempts = tuple(
             self._abandoned(a) if a.outcome == "running" else a for a in self.record.attempts
         )
-        session = SupervisorSession(monotonic(), wall(), boot_id(), code=source_sha256())
+        session = SupervisorSession(
+            monotonic(),
+            wall(),
+            boot_id(),
+            code=source_sha256(),
+            composed=composed_sha256(self._layout),
+        )
         self._write(
             attempts=with_survived_as_died(attempts),
             sessions=(*self.record.sessions, session),
