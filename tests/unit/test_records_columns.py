@@ -48,6 +48,7 @@ def rank_line(step: int, **changed: Any) -> RankLine:
             else None
         ),
         lr=0.1 / step if step > 1 else None,
+        targets_hash=f"blake3:{sha(300 + step)}",
     )
     return replace(line, **changed)
 
@@ -61,8 +62,19 @@ def written(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_columns_have_what_the_lines_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("targets", [True, False])
+def test_columns_have_what_the_lines_have(
+    targets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of older records, which have no hash of targets."""
     monkeypatch.setattr(safe_read, "_PIECE", 1000)  # the columns are of several pieces
+    if not targets:
+        older = [replace(line, targets_hash=None) for line in LINES]
+        path = written(tmp_path / "older.jsonl", older)
+        assert list(read_log(path, RankLine).events) == older
+        columns = rank_columns(read_log(path, RankLine))
+        assert columns is not None and not columns.has_targets
+        return
     path = written(tmp_path / "rank1.jsonl", LINES)
     log, line_by_line = read_log(path, RankLine), read_journal(path, RankLine)
     columns = rank_columns(log)
@@ -78,6 +90,15 @@ def test_columns_have_what_the_lines_have(tmp_path: Path, monkeypatch: pytest.Mo
     rows = columns.rows(2, 100)
     assert [line.global_step for line in columns.lines(rows.start, rows.stop)] == list(range(3, 9))
     assert columns.rows(20, 30) == slice(8, 8)
+
+
+def test_lines_of_which_later_ones_have_no_targets_are_read_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_read, "_PIECE", 1000)
+    mixed = [*LINES, *(replace(rank_line(step), targets_hash=None) for step in range(9, 40))]
+    log = read_log(written(tmp_path / "rank1.jsonl", mixed), RankLine)
+    assert rank_columns(log) is None and list(log.events) == mixed
 
 
 def test_spans_have_columns_too(tmp_path: Path) -> None:
@@ -102,9 +123,11 @@ TAKEN: dict[str, str] = {
     "a digest in capital letters": PLAIN.replace(sha(2), sha(0xABC).upper()),
     "a digest with a space": PLAIN.replace(sha(2), " " + sha(2)[1:]),
     "a digest of 63 digits": PLAIN.replace(sha(2), sha(2)[1:]),
-    "inputs hashed otherwise": PLAIN.replace("blake3:", "sha256:"),
-    "inputs of two names": PLAIN.replace("blake3:", "blake3:blake3:"),
+    "inputs hashed otherwise": PLAIN.replace(f"blake3:{sha(202)}", f"sha256:{sha(202)}"),
+    "inputs of two names": PLAIN.replace(f"blake3:{sha(202)}", f"blake3:blake3:{sha(202)}"),
     "no inputs": PLAIN.replace(f'"blake3:{sha(202)}"', "null"),
+    "no targets": PLAIN.replace(f'"blake3:{sha(302)}"', "null"),
+    "targets hashed otherwise": PLAIN.replace(f"blake3:{sha(302)}", f"sha256:{sha(302)}"),
     "a gradient scaler": PLAIN.replace('"loss_scale":null', '"loss_scale":2.0'),
     "a digest of the state alone": PLAIN.replace(
         '"state_digest":null', f'"state_digest":"{sha(7)}"'
