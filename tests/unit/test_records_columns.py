@@ -95,7 +95,7 @@ def test_columns_have_what_the_lines_have(
 def test_lines_of_which_later_ones_have_no_targets_are_read_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe_read, "_PIECE", 1000)
+    monkeypatch.setattr(safe_read, "_PIECE", sum(len(line_of(line)) for line in LINES))
     mixed = [*LINES, *(replace(rank_line(step), targets_hash=None) for step in range(9, 40))]
     log = read_log(written(tmp_path / "rank1.jsonl", mixed), RankLine)
     assert rank_columns(log) is None and list(log.events) == mixed
