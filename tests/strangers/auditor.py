@@ -8,14 +8,15 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
+from ecrl_cli.audit import audit
 from tests.in_process import ecrl_in_process
 from tests.strangers import warm
 from tests.strangers.contradictions import contradictions
 from tests.strangers.table import Row, answer, command_of, wrong_words
 
 Done = subprocess.CompletedProcess[str]
-COLD = ("workers_exact",)  # what outlives its attempt is not seen in a warm one
 
 
 class Auditor:
@@ -23,8 +24,8 @@ class Auditor:
 
     def __init__(self, folder: Path, cold: bool, stack: contextlib.ExitStack) -> None:
         self._folder, self._cold, self._stack = folder, cold, stack
-        self._sockets_in = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecrl-")))
-        self._sockets: dict[str, str] = {}
+        self._warm_in = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ecrl-")))
+        self._starts: dict[str, warm.SharedStarts] = {}
 
     def audit(self, row: Row, interpreter: str) -> tuple[Done, list[str]]:
         """The finished command, and what is wrong with the words of its answer."""
@@ -33,7 +34,11 @@ class Auditor:
         folder.mkdir()
         words = self._words(row, interpreter)
         keys = ("audit", *row.keys, "run_dir=job", "--", *words)
-        done = ecrl_in_process(folder, *keys, check=None)
+        if self._cold:
+            done = ecrl_in_process(folder, "audit", "audit.warm=false", *keys[1:], check=None)
+        else:
+            with mock.patch.object(audit, "starts_of", lambda *_: self._of(interpreter)):
+                done = ecrl_in_process(folder, *keys, check=None)
         return done, _wrong(row, folder / "job")
 
     def judge_again(self, row: Row) -> tuple[Done, list[str]]:
@@ -54,22 +59,18 @@ class Auditor:
 
     def _words(self, row: Row, interpreter: str) -> list[str]:
         words = command_of(row, interpreter)
-        if self._cold or row.job in COLD:
+        if self._cold or "--nproc-per-node" not in words:
             return words
-        ranks, script = "0", next(i for i, word in enumerate(words) if word.endswith(".py"))
-        if "--nproc-per-node" in words:
-            ranks = words[words.index("--nproc-per-node") + 1]
-        if interpreter not in self._sockets:
-            path = self._sockets[interpreter] = str(self._sockets_in / str(len(self._sockets)))
-            self._stack.enter_context(warm.serving(interpreter, path))
-        return [
-            interpreter,
-            "-IS",
-            warm.__file__,
-            self._sockets[interpreter],
-            ranks,
-            *words[script:],
-        ]
+        ranks = words[words.index("--nproc-per-node") + 1]
+        script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+        return [interpreter, str(warm.RANKS), ranks, *words[script:]]
+
+    def _of(self, interpreter: str) -> warm.SharedStarts:
+        if interpreter not in self._starts:
+            folder = self._warm_in / str(len(self._starts))
+            starts = self._starts[interpreter] = warm.SharedStarts(interpreter, folder)
+            self._stack.callback(starts.end)
+        return self._starts[interpreter]
 
 
 def _wrong(row: Row, folder: Path) -> list[str]:

@@ -9,8 +9,6 @@ ECRL_TEST_PYTHONS names further interpreters that have them.
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.strangers import warm
 from tests.strangers.auditor import Auditor
 from tests.strangers.contradictions import contradictions
 from tests.strangers.table import FOLDER, KINDS, Row, interpreter_of, read_table, wrong_words
@@ -246,18 +243,3 @@ def test_a_word_counts_only_where_something_is_wrong() -> None:
     }
     assert wrong_words(row, kept) == ["lacks best.pt"]
     assert wrong_words(row, {"diagnosis": "best.pt differs", "findings": []}) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("1 / 0", 1), ("", 0)],
-)
-def test_a_warm_start_ends_as_the_job_does(tmp_path: Path, code: str, ended: int) -> None:
-    script, socket = tmp_path / "job.py", str(tmp_path / "socket")
-    script.write_text(f"print('begun', flush=True)\n{code}\n")
-    words = [sys.executable, "-IS", warm.__file__, socket, "0", str(script)]
-    with warm.serving(sys.executable, socket):
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (ended, "begun\n")
-    assert ("ZeroDivisionError" in done.stderr) == (code == "1 / 0")
