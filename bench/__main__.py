@@ -26,6 +26,7 @@ NAMES = (
     "scrub",
     "bad_input",
     "audit",
+    "audit_price",
     "page",
     "in_memory",
     "replicas",
