@@ -28,6 +28,7 @@ NAMES = (
     "scrub",
     "bad_input",
     "audit",
+    "audit_price",
     "page",
     "lines",
     "in_memory",

@@ -32,7 +32,9 @@ class Auditor:
         shutil.rmtree(folder, ignore_errors=True)  # of one that was stopped
         folder.mkdir()
         words = self._words(row, interpreter)
-        keys = ("audit", *row.keys, "run_dir=job", "--", *words)
+        # warm already, but where rows are started as their users start them
+        starts = () if self._cold else ("audit.warm=false",)
+        keys = ("audit", *row.keys, *starts, "run_dir=job", "--", *words)
         done = ecrl_in_process(folder, *keys, check=None)
         return done, _wrong(row, folder / "job")
 

@@ -37,6 +37,10 @@ if os.environ.get("ECRL_RECORD"):
         from ecrl.hooks import install
 
         install()
+        if os.environ.get("ECRL_IMPORTS"):
+            from ecrl.warm import note_imports
+
+            note_imports()
     except Exception as error:
         sys.stderr.write(
             "ecrl: this process is not recorded: %s: %s\n" % (type(error).__name__, error)

@@ -8,11 +8,13 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from ecrl.masking import masked, masked_text
+from ecrl_cli.audit.cold_and_warm import changed_by_warmth, steps_apart
 from ecrl_cli.audit.components import judged_arm
 from ecrl_cli.audit.control import CONTROL, component_of
 from ecrl_cli.audit.costs import costs_of
@@ -25,6 +27,7 @@ from ecrl_cli.audit.promises import COLD, COLD_STEPS
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
+from ecrl_cli.audit.warm import ColdStarts, WarmStarts
 from ecrl_cli.config.audit import ORDERS, AuditConfig
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.estimates import human_seconds
@@ -58,24 +61,37 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
         # of an earlier audit, perhaps with other failures: who judges the folder again would judge
         # them too
         shutil.rmtree(arm.parent)
-    job = Job(words, config.audit, install_recorder(folder))
+    recorder = install_recorder(folder)
+    with closing(starts_of(config, recorder)) as starts:
+        job = Job(words, config.audit, recorder, starts=starts)
+        return folder, _run_arms(job, config, folder, say)
+
+
+def starts_of(config: AuditConfig, recorder: Path) -> ColdStarts:
+    """Warm ones need a second undisturbed run, which shows whether they change anything."""
+    if config.audit.warm and config.audit.references > 1:
+        return WarmStarts(recorder)
+    return ColdStarts()
+
+
+def _run_arms(job: Job, config: AuditConfig, folder: Path, say: Say) -> AuditVerdict:
     references = _references(job, config, folder, say)
     job, undisturbed = job.beside(references[0]), judged_arm(references[0])
     plan = planned_arms(config, undisturbed)
     if not plan:
         raise too_few_steps(undisturbed)
-    spent = references[0].launches[-1].seconds
+    spent = references[-1].launches[-1].seconds
     rest = (
         f"{plural(len(plan), 'arm')} with failures, roughly"
         f" {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
     )
     say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
     asked = {
-        "command": masked(words),
+        "command": masked(job.words),
         "config": _without_secrets(config),
         "plan": [encode(arm) for arm in plan],
     }
-    names = [arm.name for arm in plan]
+    names, started_warm = [arm.name for arm in plan], job.starts.warm
     # of an audit that is stopped now
     write_result(folder, judge(references, [], config.audit.order, names), asked)
     faulted = [_faulted(job, arm, folder, say) for arm in plan]
@@ -86,9 +102,12 @@ def run_audit(config: AuditConfig, words: tuple[str, ...], say: Say) -> tuple[Pa
         why = f"its restart leaves out the {left_out} on purpose"
         spoilt = PlannedArm(CONTROL, why, plan[0].faults)
         faulted.append(_faulted(replace(job, control=left_out), spoilt, folder, say))
+    asked["starts"] = {"warm": job.starts.warm, "why_cold": job.starts.why_cold}
+    if job.starts.why_cold and started_warm:
+        say(f"the last attempts were started cold: {job.starts.why_cold}")
     verdict = judge(references, faulted, config.audit.order, anew=config.audit.anew)
     write_result(folder, verdict, asked)
-    return folder, verdict
+    return verdict
 
 
 def _without_secrets(config: AuditConfig) -> dict[str, Any]:
@@ -132,17 +151,60 @@ def _check_folder(folder: Path) -> None:
 
 
 def _references(job: Job, config: AuditConfig, folder: Path, say: Say) -> list[Arm]:
-    found = []
     undisturbed = replace(job, keys=replace(job.keys, max_restarts=0))
-    for number in range(1, config.audit.references + 1):
-        name = "ref" if number == 1 else f"ref{number}"
-        say(f"{name}: undisturbed")
-        launches = run_arm(undisturbed, folder / name, (), say)
-        if launches[-1].exit_code != 0:
-            raise failed(folder / name, launches[-1])
-        write_inventory(folder / name)
-        found.append(read_arm(folder / name))
-    return found
+    references = [_reference(undisturbed, folder / "ref", say)]
+    job.starts.warm_up()
+    if job.starts.warm and config.audit.references > 1:
+        no_longer = undisturbed.beside(references[0]).no_step_s
+        undisturbed = replace(undisturbed, no_step_s=no_longer)
+        references.append(_shown_warm(undisturbed, references[0], folder / "ref2", say))
+    if job.starts.why_cold:
+        say(f"each attempt is started cold: {job.starts.why_cold}")
+    for number in range(len(references) + 1, config.audit.references + 1):
+        references.append(_reference(undisturbed, folder / f"ref{number}", say))
+    return references
+
+
+def _reference(job: Job, arm: Path, say: Say) -> Arm:
+    """One undisturbed run. ConfigError if it fails."""
+    say(f"{arm.name}: undisturbed{', started warm' if job.starts.warm else ''}")
+    launches = run_arm(job, arm, (), say)
+    if launches[-1].exit_code != 0:
+        raise failed(arm, launches[-1])
+    write_inventory(arm)
+    return read_arm(arm)
+
+
+def _shown_warm(job: Job, cold: Arm, folder: Path, say: Say) -> Arm:
+    """The second undisturbed run, started warm. If that changes anything which a further one, that
+    is started cold, does not, it is the latter, and so are all arms.
+    """
+    warm, why = _tried_warm(job, cold, folder, say)
+    if warm is not None and not why:
+        return warm
+    aside = folder.parent / "recorder" / folder.name
+    folder.rename(aside)
+    say(f"{folder.name}: {why}: once more, started cold")
+    again = _reference(replace(job, starts=ColdStarts()), folder, say)
+    if warm is not None:
+        apart = steps_apart(cold, again)
+        why = (
+            f"nothing shows that it changes nothing: two cold runs differ as well, {apart}"
+            if apart
+            else changed_by_warmth([cold, again], replace(warm, folder=aside))
+        )
+    if why:
+        job.starts.cool(f"started warm, {why}")
+    return again
+
+
+def _tried_warm(job: Job, cold: Arm, folder: Path, say: Say) -> tuple[Arm | None, str]:
+    """An undisturbed run started warm, None if it failed, and what differs in it."""
+    try:
+        warm = _reference(job, folder, say)
+        return warm, changed_by_warmth([cold], warm)
+    except (ConfigError, EvidenceMissing) as error:
+        return None, f"it fails ({error.fact})"
 
 
 def _faulted(job: Job, planned: PlannedArm, folder: Path, say: Say) -> Arm:
@@ -182,15 +244,15 @@ def _cold(job: Job, reference: Arm, folder: Path, say: Say) -> list[Arm]:
 
 
 def asked_of(folder: Path) -> dict[str, Any]:
-    """The command, configuration and plan of an audit that was run in `folder`, as far as its
-    audit.json tells.
+    """The command, configuration, plan and starts of an audit that was run in `folder`, as far as
+    its audit.json tells.
     """
     refuse_links(folder, ("audit.json",))
     try:
         document = read_json(folder / "audit.json") if (folder / "audit.json").exists() else {}
     except RecordError:
         return {}  # it is written anew
-    kinds = {"command": list, "config": dict, "plan": list}
+    kinds = {"command": list, "config": dict, "plan": list, "starts": dict}
     return {
         key: document[key]
         for key, kind in kinds.items()

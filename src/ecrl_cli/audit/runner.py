@@ -12,9 +12,8 @@ import select
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,7 @@ from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.progress import ending, last_words
 from ecrl_cli.audit.records import Arm, Launch, read_arm
+from ecrl_cli.audit.warm import ColdStarts, Process
 from ecrl_cli.config.audit import GRACEFUL, AuditKeys
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EcrlError, Stopped
@@ -49,7 +49,7 @@ class Job:
     `words`: the command line, in which {dir} and {attempt} stand for the arm's own folder and the
     attempt. `recorder`: the folder for PYTHONPATH. `last`: the undisturbed run's last step, 0 if
     that is not known yet. `no_step_s`: how long it may make no step; 0: for ever. `control`: what
-    a restart leaves out on purpose (ecrl/control.py).
+    a restart leaves out on purpose (ecrl/control.py). `starts`: how each attempt is started.
     """
 
     words: tuple[str, ...]
@@ -59,6 +59,7 @@ class Job:
     last: int = 0
     no_step_s: float = 0.0
     control: str = ""
+    starts: ColdStarts = field(default_factory=ColdStarts)
 
     def beside(self, reference: Arm) -> Job:
         """This job, once its undisturbed run is on record."""
@@ -230,18 +231,12 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
             "ECRL_STRIKES": json.dumps([encode(fault) for fault in faults]),
             "ECRL_CONTROL": job.control,
         }
+        | job.starts.environment()
     )
     began = monotonic()
     with StopSignals() as stop, (logs / "output.log").open("wb") as output:
         try:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+            child = job.starts.start(command, environment, output, number)
         except OSError as error:
             fact = f"{command[0]} cannot be started ({error.strerror})"
             raise ConfigError(
@@ -275,9 +270,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
     )
 
 
-def _wait(
-    child: subprocess.Popen[bytes], arm: Path, job: Job, stop: StopSignals
-) -> tuple[bool, bool]:
+def _wait(child: Process, arm: Path, job: Job, stop: StopSignals) -> tuple[bool, bool]:
     """Wait for the command to end, or for a signal that stops the audit; returns whether it hangs,
     and whether it does so while it prints.
     """

@@ -220,6 +220,7 @@ Examples
   audit.cold=true    also start it with nothing to resume from: a resumed attempt must differ from that
   audit.control=true one more arm, whose restart leaves out the optimizers' state on purpose: it must be seen
   audit.elastic=TEXT the command from the second attempt on of one more arm, with another number of processes
+  audit.warm=false   start each attempt cold; else python SCRIPT.py is forked from its imports, where that is shown to change nothing
   audit.only=[ARM]   runs no other of the drawn arms
   --repro            for each arm with a broken promise: a script that shows it again, the first difference, a draft of a report
   --reference DIR    an undisturbed recording from elsewhere

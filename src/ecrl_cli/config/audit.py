@@ -44,7 +44,8 @@ class AuditKeys:
     `anew`: the job is meant to begin anew after a death: nothing that it saves is to be gone on
     from. `only`: the names of the drawn arms to run, and no others. `control`: one more arm, in
     which a restart leaves out the optimizers' state (else the parameters) on purpose: it must be
-    seen.
+    seen. `warm`: attempts after the first are forked from processes that have imported what it
+    imported, where that is shown to change nothing.
     """
 
     resume: str = ""
@@ -63,6 +64,7 @@ class AuditKeys:
     anew: bool = False
     only: tuple[str, ...] = ()
     control: bool = False
+    warm: bool = True
 
 
 @dataclass(frozen=True)
