@@ -230,7 +230,7 @@ def unlike_fresh(descriptors: Set[str]) -> str:
 
 
 def _descriptors() -> Set[str]:
-    """What this process's open descriptors lead to, with their numbers."""
+    """By number, the file that each open descriptor of this process leads to."""
     seen = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -244,7 +244,7 @@ def _descriptors() -> Set[str]:
 
 
 class State:
-    """What the imports have left. `said`: what they have printed, and would print again.
+    """Traces of the imports. `said`: what they have printed, and would print again.
 
     The generators' state is that of every fork where a seed is asked for (ECRL_SEED), else each
     fork is seeded anew, as a fresh interpreter is. `digests`: of that state by generator, equal in
@@ -390,7 +390,7 @@ def run(script: str) -> None:
 
 
 def _show(error: BaseException) -> None:
-    """As the interpreter shows it, without the frame of `run`."""
+    """Shows the error as the interpreter does, without the frame of `run`."""
     trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
     try:
         sys.excepthook(type(error), error.with_traceback(trace), trace)

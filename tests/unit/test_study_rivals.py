@@ -14,7 +14,7 @@ from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, libraries
 from ecrl_cli.studies.rivals.ckpt_chaos import _ROW, written
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, subjects
-from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, Answer, found
+from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, found
 
 BROKEN = next(row for row in subjects() if row.switch == "--bug optimizer")
 HEALTHY = next(row for row in subjects() if row.job == "plain" and row.healthy)
@@ -40,7 +40,7 @@ def test_each_job_of_the_race_is_there_and_a_broken_one_says_what_names_its_caus
     ],
 )
 def test_an_answer_is_scored(row, outcome: str, text: str, word: str) -> None:  # type: ignore[no-untyped-def]
-    told = found(row, Answer(outcome, text))
+    told = found(row, ToolAnswer(outcome, text))
     assert _word(Record("", {}, told, 0.0)) == word
     assert told["named"] == (word == "caught and named")
 
@@ -49,7 +49,7 @@ def test_a_catch_without_its_cause_misses_our_own_gate() -> None:
     class Results:
         @staticmethod
         def of(arm: str) -> list[Record]:
-            told = found(BROKEN, Answer(CAUGHT, "something differs"))
+            told = found(BROKEN, ToolAnswer(CAUGHT, "something differs"))
             return [Record("", {"tool": "ECRL", "kind": "broken", "subject": "it"}, told, 0.0)]
 
     (gate,) = _ours(Results)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from ecrl_cli.errors import plural
 
 
 def changed_by_warmth(cold: Sequence[Arm], warm: Arm) -> str:
-    """What differs in `warm`, in words; empty if nothing does. `cold`: one undisturbed run, or two,
-    which show what differs anyway in the files that they leave.
+    """The differences of `warm`, in words; empty if there are none. `cold`: one undisturbed run, or
+    two, which show what differs anyway in the files that they leave.
     """
     launch = warm.launches[-1]
     if launch.exit_code != 0:

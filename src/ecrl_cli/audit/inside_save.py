@@ -16,7 +16,7 @@ RECOVERABLE = "recoverable inside a save"
 
 
 @dataclass(frozen=True)
-class Death:
+class DeathInSave:
     """A planned failure inside a save, in attempt `attempt`, at step `step` of the job. `path` and
     `how`: which file, in which state; empty where the files of the save are not on record.
     """
@@ -30,10 +30,10 @@ class Death:
         return f"{self.path} {self.how}" if self.path else f"step {self.step}"
 
 
-def deaths(arm: Arm) -> list[Death]:
+def deaths(arm: Arm) -> list[DeathInSave]:
     """The deaths inside a save, in order."""
     return [
-        Death(
+        DeathInSave(
             attempt, int(fault["step"]), str(fault.get("path") or ""), str(fault.get("how") or "")
         )
         for attempt, process in processes_of(arm)
@@ -74,7 +74,7 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
     yield ArmFinding(RECOVERABLE, KEPT, said, arm.name, evidence=open_ones)
 
 
-def _after(judged: Judged, death: Death) -> ArmFinding | None:
+def _after(judged: Judged, death: DeathInSave) -> ArmFinding | None:
     """A finding if the attempt after `death` did not recover, or if that is not known."""
     arm = judged.arm
     following = [
@@ -123,7 +123,7 @@ def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
     )
 
 
-def _went_on(judged: Judged, death: Death, begun: Resumed, where: str) -> ArmFinding | None:
+def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> ArmFinding | None:
     arm, offsets = judged.arm, judged.path.offsets
     before = [
         one

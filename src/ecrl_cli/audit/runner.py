@@ -22,7 +22,7 @@ from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.plan import PlannedFault
 from ecrl_cli.audit.progress import ending, last_words
 from ecrl_cli.audit.records import Arm, Launch, read_arm
-from ecrl_cli.audit.warm import ColdStarts, Process
+from ecrl_cli.audit.warm import ColdStarts, StartedProcess
 from ecrl_cli.config.audit import GRACEFUL, AuditKeys
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import ConfigError, EcrlError, Stopped
@@ -270,7 +270,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
     )
 
 
-def _wait(child: Process, arm: Path, job: Job, stop: StopSignals) -> tuple[bool, bool]:
+def _wait(child: StartedProcess, arm: Path, job: Job, stop: StopSignals) -> tuple[bool, bool]:
     """Wait for the command to end, or for a signal that stops the audit; returns whether it hangs,
     and whether it does so while it prints.
     """

@@ -39,7 +39,7 @@ _TURNS = 2
 _PATIENCE_S = 600.0  # until a process has imported
 
 
-class Process(Protocol):
+class StartedProcess(Protocol):
     """The part of subprocess.Popen that an attempt needs."""
 
     pid: int
@@ -87,7 +87,7 @@ class ColdStarts:
 
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], output: BinaryIO, attempt: int
-    ) -> Process:
+    ) -> StartedProcess:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -125,7 +125,7 @@ class WarmStarts(ColdStarts):
 
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], output: BinaryIO, attempt: int
-    ) -> Process:
+    ) -> StartedProcess:
         command = ScriptCommand.of(words)
         if not self.warm and not self.why_cold:
             child = super().start(words, environment, output, attempt)

@@ -29,7 +29,7 @@ from ecrl_cli.studies.frame.study import (
     TrialResults,
 )
 from ecrl_cli.studies.frame.tables import TableSpec, fact, found
-from ecrl_cli.studies.rivals.bench import Bench, version_in
+from ecrl_cli.studies.rivals.bench import RaceBench, version_in
 from ecrl_cli.studies.rivals.ecrl import attempts, run_audit
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, missing_checkout
 
@@ -115,7 +115,7 @@ def _skips(context: StudyContext) -> list[Skip]:
 
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     row = next(row for row in libraries() if row.library == trial.facts["library"])
-    bench, folder = context.shared(Bench), context.shared(Bench).folder()
+    bench, folder = context.shared(RaceBench), context.shared(RaceBench).folder()
     start = bench.start_with(_python(context), row.modules, row.ranks)
     ended = run_audit(row.command(), "", start, bench, folder)
     path = folder / "audit" / "audit.json"

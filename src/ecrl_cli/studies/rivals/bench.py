@@ -1,4 +1,4 @@
-"""What all tools of the race share: the environment of each, jobs that start without importing
+"""Shared by all tools of the race: the environment of each, jobs that start without importing
 torch again, commands within a time limit.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.studies.frame.study import StudyContext
-from ecrl_cli.studies.rivals.subjects import CHECKOUT, Subject
+from ecrl_cli.studies.rivals.subjects import CHECKOUT, RacedJob
 
 _WARM = CHECKOUT / "tests" / "strangers" / "warm.py"
 LIMIT_S = 1200.0
@@ -31,7 +31,7 @@ class Ended:
     seconds: float
 
 
-class Bench:
+class RaceBench:
     """Shared by all trials; `close` ends its servers."""
 
     def __init__(self, context: StudyContext) -> None:
@@ -51,7 +51,7 @@ class Bench:
         """The interpreter of the environment that has `tool`."""
         return python_of(self._context.keys.environments, tool)
 
-    def start(self, subject: Subject, python: str = sys.executable) -> list[str]:
+    def start(self, subject: RacedJob, python: str = sys.executable) -> list[str]:
         """The words that stand for `python` in a command that starts `subject`."""
         return self.start_with(python, subject.modules)
 
@@ -86,7 +86,7 @@ class Bench:
             code, text = -9, str(late.stdout or "")
         return Ended(code, text, time.monotonic() - began)
 
-    def bare(self, subject: Subject) -> float:
+    def bare(self, subject: RacedJob) -> float:
         """Seconds of the job by itself, started like everywhere here; measured once."""
         key = ("bare", subject.script)
         if key not in self.kept:

@@ -8,9 +8,9 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
-from ecrl_cli.studies.rivals.bench import Bench
-from ecrl_cli.studies.rivals.subjects import USER, Subject
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, PASSED, Answer
+from ecrl_cli.studies.rivals.bench import RaceBench
+from ecrl_cli.studies.rivals.subjects import USER, RacedJob
+from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, PASSED, ToolAnswer
 
 _ROW = re.compile(r"^(no crash \(control\)|#\d+ .+?\])\s{2,}.*\s(\w+)$", re.MULTILINE)
 _BAD = ("HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL")
@@ -23,7 +23,7 @@ class CkptChaos:
         " also --checkpoint-glob, --step-regex and LOST_WORK in --fail-on (its README)"
     )
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer:
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         folder, python = bench.folder(), bench.python(self.name)
         start = bench.start(subject)
         command = [python, "-m", "ckpt_chaos", "run", "--work", str(folder / "work")]
@@ -46,13 +46,13 @@ class CkptChaos:
         ended = bench.run(command, folder)
         rows = _ROW.findall(ended.text)
         if ended.code not in (0, 1) or not rows:
-            return Answer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
         bad = [f"{verdict} at {label}" for label, verdict in rows if verdict != "PASS"]
         counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(v for _, v in rows).items())
         text = "; ".join([counts, *bad[:4], *_last_words(folder / "work")])
         outcome = CAUGHT if ended.code else PASSED
         deaths = len(rows) - 1
-        return Answer(outcome, text, deaths, 2 * deaths + 2, lines, ended.seconds)
+        return ToolAnswer(outcome, text, deaths, 2 * deaths + 2, lines, ended.seconds)
 
 
 def _last_words(work: Path) -> list[str]:

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from ecrl_cli.studies.rivals.bench import Bench, Ended
-from ecrl_cli.studies.rivals.subjects import Subject
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, PASSED, UNKNOWN, Answer
+from ecrl_cli.studies.rivals.bench import Ended, RaceBench
+from ecrl_cli.studies.rivals.subjects import RacedJob
+from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, PASSED, UNKNOWN, ToolAnswer
 
 ECRL = (sys.executable, "-m", "ecrl_cli.cli.main")
 _OUTCOMES = {0: PASSED, 1: CAUGHT, 3: UNKNOWN}
@@ -18,19 +18,21 @@ class Ecrl:
     name, distribution = "ECRL", "ecrl"
     way = "ecrl audit -- COMMAND, every failure drawn by itself (docs/audit.md)"
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer:
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         folder = bench.folder()
         ended = run_audit(subject.first(), subject.again, bench.start(subject), bench, folder)
         if ended.code not in _OUTCOMES:
-            return Answer(FAILED, ended.text.strip()[-300:], seconds=ended.seconds)
+            return ToolAnswer(FAILED, ended.text.strip()[-300:], seconds=ended.seconds)
         document = json.loads((folder / "audit" / "audit.json").read_text(encoding="utf-8"))
         starts, planned = attempts(folder / "audit")
         broken = {f["promise"]: None for f in document["findings"] if f["status"] == "broken"}
         text = f"{document['diagnosis']} [{', '.join(broken)}]"
-        return Answer(_OUTCOMES[ended.code], text, planned, starts, 0, ended.seconds)
+        return ToolAnswer(_OUTCOMES[ended.code], text, planned, starts, 0, ended.seconds)
 
 
-def run_audit(words: list[str], again: str, start: list[str], bench: Bench, folder: Path) -> Ended:
+def run_audit(
+    words: list[str], again: str, start: list[str], bench: RaceBench, folder: Path
+) -> Ended:
     """`ecrl audit` of a job into `folder`/audit."""
     quoted = again.replace("'", "\\'")
     resume = [f"audit.resume='{quoted}'"] if again else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from ecrl_cli.studies.rivals.bench import Bench
+from ecrl_cli.studies.rivals.bench import RaceBench
 from ecrl_cli.studies.rivals.ckpt_chaos import written
-from ecrl_cli.studies.rivals.subjects import CHECKOUT, USER, Subject
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, Answer
+from ecrl_cli.studies.rivals.subjects import CHECKOUT, USER, RacedJob
+from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, ToolAnswer
 
 _TEST = "test_plain.py"
 
@@ -20,10 +20,10 @@ class PytestTorch:
         " it"
     )
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer:
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         if subject.job != "plain":
             wants = "the script's loop as functions: setup, step, save, load; about 50 lines"
-            return Answer(NOT_APPLICABLE, wants)
+            return ToolAnswer(NOT_APPLICABLE, wants)
         folder, python = bench.folder(), bench.python(self.name)
         words = shlex.split(subject.again)
         environment = {
@@ -35,9 +35,9 @@ class PytestTorch:
         ended = bench.run(command, folder, environment)
         lines = written(_TEST)
         if ended.code not in (0, 1):
-            return Answer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
         told = [line[1:].strip() for line in ended.text.splitlines() if line.startswith("E ")]
         hint = next((i for i, line in enumerate(told) if line.startswith("Hint:")), len(told))
         outcome = CAUGHT if ended.code else PASSED
         text = " ".join(told[:hint]) if told else ended.text.strip().splitlines()[-1]
-        return Answer(outcome, text, 0, 2, lines, ended.seconds)
+        return ToolAnswer(outcome, text, 0, 2, lines, ended.seconds)

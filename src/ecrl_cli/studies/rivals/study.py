@@ -25,7 +25,7 @@ from ecrl_cli.studies.frame.study import (
     TrialResults,
 )
 from ecrl_cli.studies.frame.tables import Cells, Group, TableSpec, cell, count, fact, found
-from ecrl_cli.studies.rivals.bench import Bench, python_of, version_in
+from ecrl_cli.studies.rivals.bench import RaceBench, python_of, version_in
 from ecrl_cli.studies.rivals.ckpt_chaos import CkptChaos
 from ecrl_cli.studies.rivals.ecrl import Ecrl
 from ecrl_cli.studies.rivals.pytest_torch import PytestTorch
@@ -80,7 +80,7 @@ def _trials(context: StudyContext) -> list[Trial]:
 
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     subject = next(row for row in subjects() if row.key == trial.facts["subject"])
-    bench = context.shared(Bench)
+    bench = context.shared(RaceBench)
     answer = TOOLS[trial.facts["tool"]].judge(subject, bench)
     bare = 0.0 if answer.outcome == NOT_APPLICABLE else bench.bare(subject)
     return found_by(subject, answer) | {"bare_seconds": bare}

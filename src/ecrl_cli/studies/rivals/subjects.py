@@ -26,7 +26,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Subject:
+class RacedJob:
     """A job as it is started first and again after a failure; `{dir}` stands for its folder.
 
     `named`: words of which an answer must hold one to have named the cause rightly. `results`:
@@ -48,7 +48,7 @@ class Subject:
 
     @property
     def switch(self) -> str:
-        """What is switched on in it, in words; empty where nothing is."""
+        """The switches that are on, in words; empty where none is."""
         words = self.again or self.words.replace("{dir}", "").replace("--out", "")
         return " ".join(words.split()).replace("'", "")
 
@@ -67,15 +67,15 @@ class Subject:
 
 
 @cache
-def subjects() -> tuple[Subject, ...]:
+def subjects() -> tuple[RacedJob, ...]:
     """All rows, in the order of the file."""
     text = Path(__file__).with_name("subjects.yaml").read_text(encoding="utf-8")
     return tuple(_subject(job, row) for job in yaml.safe_load(text) for row in job["rows"])
 
 
-def _subject(job: dict[str, Any], row: dict[str, Any]) -> Subject:
+def _subject(job: dict[str, Any], row: dict[str, Any]) -> RacedJob:
     half = job.get("half")
-    return Subject(
+    return RacedJob(
         job=job["job"],
         healthy=row["kind"] == "healthy",
         script=CHECKOUT / job["script"],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ecrl_cli.studies.rivals.bench import Bench
-from ecrl_cli.studies.rivals.subjects import Subject
+from ecrl_cli.studies.rivals.bench import RaceBench
+from ecrl_cli.studies.rivals.subjects import RacedJob
 
 CAUGHT, PASSED, UNKNOWN, NOT_APPLICABLE, FAILED = (
     "caught",
@@ -18,8 +18,8 @@ CAUGHT, PASSED, UNKNOWN, NOT_APPLICABLE, FAILED = (
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a tool said of a job. `outcome`: caught: it says that recovery is wrong; passed: that it
+class ToolAnswer:
+    """A tool's answer on a job. `outcome`: caught: it says that recovery is wrong; passed: that it
     is right; unknown: that it cannot say; not applicable: what its user would have to write, in
     `text`; tool failed. `text`: its own words. `deaths`: moments of failure that were tried.
     `starts`: of the job. `lines`: that its user writes beside the command line.
@@ -40,15 +40,15 @@ class Tool(Protocol):
     distribution: str
     way: str  # how it was used, and where its documentation says so
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer: ...
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer: ...
 
 
-def named_right(subject: Subject, answer: Answer) -> bool:
+def named_right(subject: RacedJob, answer: ToolAnswer) -> bool:
     """Whether the answer holds a word that names the cause."""
     return any(word.lower() in answer.text.lower() for word in subject.named)
 
 
-def found(subject: Subject, answer: Answer) -> dict[str, Any]:
+def found(subject: RacedJob, answer: ToolAnswer) -> dict[str, Any]:
     """The record of a trial."""
     caught = answer.outcome == CAUGHT
     return {

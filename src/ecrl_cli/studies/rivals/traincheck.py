@@ -8,9 +8,9 @@ import re
 import shlex
 from pathlib import Path
 
-from ecrl_cli.studies.rivals.bench import Bench, Ended
-from ecrl_cli.studies.rivals.subjects import USER, Half, Subject, subjects
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, Answer
+from ecrl_cli.studies.rivals.bench import Ended, RaceBench
+from ecrl_cli.studies.rivals.subjects import USER, Half, RacedJob, subjects
+from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, ToolAnswer
 
 _FAILED = re.compile(r"Total failed invariants: (\d+)/(\d+)")
 
@@ -23,14 +23,14 @@ class TrainCheck:
         " README); in an environment with a CPU build of torch"
     )
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer:
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         if not subject.track or subject.half is None:
             wants = "a script in one file with its model in a variable, several minutes a job"
-            return Answer(NOT_APPLICABLE, wants)
+            return ToolAnswer(NOT_APPLICABLE, wants)
         job = _Traced(subject, subject.half, bench, bench.python(self.name))
         invariants, seconds = job.invariants()
         if not invariants.exists():
-            return Answer(FAILED, job.told[-300:], seconds=seconds)
+            return ToolAnswer(FAILED, job.told[-300:], seconds=seconds)
         target = bench.folder()
         collected = job.collect(target, subject.restarted(), job.stopped(), invariants)
         checker = str(Path(job.python).with_name("traincheck-check"))
@@ -40,16 +40,18 @@ class TrainCheck:
         seconds += collected.seconds + checked.seconds
         counts = _FAILED.search(checked.text)
         if not counts:
-            return Answer(FAILED, (collected.text + checked.text).strip()[-300:], seconds=seconds)
+            return ToolAnswer(
+                FAILED, (collected.text + checked.text).strip()[-300:], seconds=seconds
+            )
         failed, of = map(int, counts.groups())
         text = f"{failed} of {of} invariants fail; {_first_failures(target)}"
-        return Answer(CAUGHT if failed else PASSED, text, 0, 4, 0, seconds)
+        return ToolAnswer(CAUGHT if failed else PASSED, text, 0, 4, 0, seconds)
 
 
 class _Traced:
     """Runs of a job under TrainCheck."""
 
-    def __init__(self, subject: Subject, half: Half, bench: Bench, python: str) -> None:
+    def __init__(self, subject: RacedJob, half: Half, bench: RaceBench, python: str) -> None:
         self._subject, self._half, self._bench, self.python = subject, half, bench, python
         self._right = next(row for row in subjects() if row.job == subject.job and row.healthy)
         self.told = ""
@@ -96,7 +98,7 @@ class _Traced:
 
 
 def _first_failures(folder: Path) -> str:
-    """What the first failed invariants are about."""
+    """The subjects of the first failed invariants."""
     text = "".join(
         path.read_text(encoding="utf-8", errors="replace")
         for path in sorted(folder.rglob("failed*"))

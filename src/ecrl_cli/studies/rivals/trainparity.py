@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from ecrl_cli.studies.rivals.bench import Bench
+from ecrl_cli.studies.rivals.bench import RaceBench
 from ecrl_cli.studies.rivals.ckpt_chaos import written
-from ecrl_cli.studies.rivals.subjects import USER, Subject
+from ecrl_cli.studies.rivals.subjects import USER, RacedJob
 from ecrl_cli.studies.rivals.tool import (
     CAUGHT,
     FAILED,
     NOT_APPLICABLE,
     PASSED,
     UNKNOWN,
-    Answer,
+    ToolAnswer,
 )
 
 _OUTCOMES = {"PASS": PASSED, "FAIL": CAUGHT, "ABSTAIN": UNKNOWN, "ERROR": FAILED}
@@ -26,13 +26,13 @@ class TrainParity:
         " (its README, quickstarts.resume)"
     )
 
-    def judge(self, subject: Subject, bench: Bench) -> Answer:
+    def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         if subject.half is None:
             wants = (
                 "a checkpoint of one file, a job that stops at a step, and torch below 2.14 with"
                 " the job's framework"
             )
-            return Answer(NOT_APPLICABLE, wants)
+            return ToolAnswer(NOT_APPLICABLE, wants)
         folder, python = bench.folder(), bench.python(self.name)
         case = {
             "name": subject.job,
@@ -49,9 +49,9 @@ class TrainParity:
         try:
             result = json.loads(ended.text.strip().splitlines()[-1])
         except (ValueError, IndexError):
-            return Answer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
         first = result.get("primary_difference") or {}
         differences = len(result.get("all_differences") or ())
         text = " ".join(filter(None, (result["outcome"], result.get("message"), first.get("path"))))
         text += f" ({differences} differences)" if differences else ""
-        return Answer(_OUTCOMES[result["outcome"]], text, 0, 4, lines, ended.seconds)
+        return ToolAnswer(_OUTCOMES[result["outcome"]], text, 0, 4, lines, ended.seconds)
