@@ -75,9 +75,9 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "other data set": ("same input", "the same samples came out as other tensors"),
     "scheduler twice": ("restored: schedule and settings", SCHEDULE),
     "scheduler anew": (
-        "same trajectory",
-        "differs in settings (rank 0, attempt 1): the learning-rate schedule, or what else sets the"
-        " optimizer's settings, goes on otherwise",
+        "restored: schedule and settings",
+        "1 update after attempt 1 began, in step 12, rank 0, 1: the learning-rate schedule, or what"
+        " else sets the optimizer's settings, goes on otherwise: it was not restored",
     ),
     "lr stale": ("restored: schedule and settings", SCHEDULE),
     "optimizer": (
