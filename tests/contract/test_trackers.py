@@ -180,7 +180,7 @@ def test_spans_are_of_one_trace_and_told_once(
     """Of a run with two restarts: a session, in it three attempts of which two died of a kill, in
     each its starting up and what it saved.
     """
-    require("opentelemetry.sdk")
+    require("opentelemetry-sdk")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     config: Any = replace(config_of("blk", "kill", (9, 20), 1), tracker=TrackerConfig("otel"))
     layout = RunBuilder(tmp_path / "blk", config).build()
@@ -218,7 +218,7 @@ def test_spans_are_of_one_trace_and_told_once(
 def test_an_exporter_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require("opentelemetry.sdk")
+    require("opentelemetry-sdk")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "elsewhere")
     with pytest.raises(ConfigError, match="no exporter elsewhere is installed; pip install"):
         TRACKERS.of("otel").load()(str(tmp_path), "run", "a", {})

@@ -20,7 +20,7 @@ from ecrl_cli.history import load as history_load
 from ecrl_cli.records import cut as cuts
 from ecrl_cli.records.cut import MovedOn, take_cut
 from ecrl_cli.records.events import Attempt, SupervisorRecord, SupervisorSession
-from ecrl_cli.records.journal import read_journal, read_json
+from ecrl_cli.records.journal import read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.report.build import report
@@ -125,6 +125,21 @@ def at_call(
     return called
 
 
+def at_read(monkeypatch: pytest.MonkeyPatch, number: int, then: Callable[[], None]) -> None:
+    """Before the journal `number` of a run is read, something happens."""
+    reads = at_call(number, lambda: None, then)
+
+    def counted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any, **named: Any) -> Any:
+            reads()
+            return read(*given, **named)
+
+        return called
+
+    for name in ("read_journal", "read_log"):
+        monkeypatch.setattr(history_load, name, counted(getattr(history_load, name)))
+
+
 def test_a_run_in_the_middle_is_judged_to_where_it_is(due: Verdict) -> None:
     assert (due.status, due.judged_to_step) == (UNKNOWN, 16)
     assert [finding.promise for finding in due.findings if finding.status == INVALID] == []
@@ -146,7 +161,7 @@ def test_lines_written_and_checkpoints_removed_meanwhile_are_not_seen(
         go_on(run, recorded / "whole", documents=False)
         happened.append("went on")
 
-    monkeypatch.setattr(history_load, "read_journal", at_call(call, read_journal, then))
+    at_read(monkeypatch, call, then)
     assert verify_run(run.root).findings == due.findings and happened
 
 
@@ -154,11 +169,7 @@ def test_lines_written_and_checkpoints_removed_meanwhile_are_not_seen(
 def test_where_documents_were_replaced_meanwhile_all_is_read_again(
     call: int, run: RunLayout, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        history_load,
-        "read_journal",
-        at_call(call, read_journal, lambda: go_on(run, recorded / "whole", documents=True)),
-    )
+    at_read(monkeypatch, call, lambda: go_on(run, recorded / "whole", documents=True))
     verdict = verify_run(run.root)
     assert (
         verdict.judged_to_step == 24
@@ -231,11 +242,7 @@ def test_the_command_says_that_it_runs_and_stores_nothing(run: RunLayout) -> Non
 def test_the_report_says_that_it_runs(
     run: RunLayout, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        history_load,
-        "read_journal",
-        at_call(3, read_journal, lambda: go_on(run, recorded / "whole", documents=False)),
-    )
+    at_read(monkeypatch, 3, lambda: go_on(run, recorded / "whole", documents=False))
     made = report([run.root])
     assert "is still running (step 16 of 24)" in (made.page.parent / "report.md").read_text()
 

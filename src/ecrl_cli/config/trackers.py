@@ -83,7 +83,7 @@ OTEL = TrackerKind(
     name="otel",
     description="spans of OpenTelemetry: sessions, attempts, their start, saves",
     implementation="ecrl_cli.runs.tracking.spans:OpenTelemetry",
-    package="opentelemetry.sdk",
+    package="opentelemetry-sdk",
     extra="otel",
 )
 
