@@ -4,6 +4,7 @@ them, and what must not.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ecrl_cli.config.schema import FailureConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.load import NOTHING, RunRecords, load
 from ecrl_cli.history.timeline import timeline
+from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.fault_plan import failures_once
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
@@ -163,13 +165,14 @@ def test_a_failure_by_the_clock_is_owed_only_if_the_run_went_on_for_a_second_mor
 
 @pytest.mark.parametrize(("step", "status"), [(5, VALID), (6, VALID), (7, INVALID)])
 def test_a_failure_of_a_capture_comes_with_the_first_one_from_its_step_on(
-    blk: RunRecords, step: int, status: str
+    blk: RunRecords, step: int, status: str, tmp_path: Path
 ) -> None:
     """Rank 1 was killed while the checkpoint of step 6 was captured."""
     found = logged(
         attempts(blk, 0, last_step=6), lambda line: line if line.global_step <= 6 else None
     )
     at = found.logs(0).ranks[1].events[-1].at + 0.001
+    found = without_spans(found, tmp_path)  # it recorded nothing after that
     found = planned(
         fault_fired(found, 0, global_step=step, at_step=6, at=at, time=at + WALL),
         f"kill@{step}.capture:1",
@@ -195,9 +198,17 @@ def without_steps(found: RunRecords) -> RunRecords:
     return left(found, 0, ranks={})
 
 
+def without_spans(found: RunRecords, folder: Path) -> RunRecords:
+    """Rank 1 of attempt 0 has recorded no span."""
+    layout = RunLayout(Path(shutil.copytree(found.layout.root, folder / found.layout.root.name)))
+    layout.attempt(0).spans(1).unlink()
+    return replace(found, layout=layout)
+
+
 @pytest.mark.parametrize("moment", ["start", "rendezvous", "load"])
-def test_who_is_hit_in_the_start_does_no_step(blk: RunRecords, moment: str) -> None:
-    assert judged(without_steps(in_the_start(blk, moment))).status == VALID
+def test_who_is_hit_in_the_start_does_no_step(blk: RunRecords, moment: str, tmp_path: Path) -> None:
+    silent = without_spans(without_steps(in_the_start(blk, moment)), tmp_path)
+    assert judged(silent).status == VALID
     steps = judged(in_the_start(blk, moment))
     assert_said(steps, INVALID, f"entry 0 fired at {moment}, and attempt 0 did steps all the same")
 

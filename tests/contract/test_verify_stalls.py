@@ -12,7 +12,7 @@ import pytest
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import quarantined
-from ecrl_cli.verify.verdict import NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verdict import NOT_CHECKED, VALID, Finding, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk
 from tests.runs.spoil import edit_lines
@@ -46,16 +46,20 @@ def test_an_older_record_without_parts_is_judged_as_before(run: RunLayout) -> No
     )
 
 
-def test_a_run_with_an_honest_torch_file_is_valid(run: RunLayout) -> None:
-    """Alone: nobody vouches for its trajectory."""
+def test_of_an_honest_torch_file_only_its_form_is_another(run: RunLayout) -> None:
+    """Alone: nobody vouches for its trajectory, and config.json asks for folders."""
     as_torch_file(run)
     verdict = verify_run(run.root)
     wrong = {
-        finding.promise: finding.status
+        finding.promise: finding.message
         for finding in verdict.findings
         if finding.status not in (VALID, NOT_CHECKED)
     }
-    assert wrong == {"same-trajectory": UNKNOWN}, render(verdict)
+    assert wrong.keys() == {"same-trajectory", "state-consistent"}, render(verdict)
+    assert wrong["state-consistent"] == (
+        "Broke promise: state-consistent - checkpoints/step_00000024.pt is a single file (pt),"
+        " config.json has a folder of parts"
+    )
 
 
 def test_a_torch_file_that_was_set_aside_is_examined_with_its_sidecar(run: RunLayout) -> None:

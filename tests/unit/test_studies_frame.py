@@ -407,9 +407,9 @@ def test_what_is_shown_of_a_study_can_be_fed_back(
     assert capsys.readouterr().out == first
 
 
-FIXED = ("hostile", "compat")
+FIXED = ("hostile", "compat", "libraries")
 # repeat within a trial, or try each once as it is
-WITHIN = ("disk-timeline", "recovery-overhead", "signals")
+WITHIN = ("disk-timeline", "recovery-overhead", "signals", "rivals")
 
 
 @pytest.mark.parametrize("name", registry._STUDIES.builtin)
