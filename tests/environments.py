@@ -47,6 +47,8 @@ EXTRAS = {  # by extra: the distributions that it brings
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow_skinny", "mlflow"),
     "wandb": ("wandb",),
+    "otel": ("opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"),
+    "rivals": ("ckpt_chaos", "pytest_torch"),
     "frameworks": ("lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata"),
     "checkpointers": ("torch_checkpointing", "torchsnapshot", "aiofiles", "nest_asyncio"),
 }
