@@ -6,9 +6,15 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from ecrl_cli.audit.components import GENERATORS, MEANING, Judged, named, optimizers_apart
+from ecrl_cli.audit.components import (
+    DIGEST_OF,
+    GENERATORS,
+    MEANING,
+    Judged,
+    named,
+    optimizers_apart,
+)
 from ecrl_cli.audit.lineage import CommittedSteps, Resumed
-from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
@@ -124,7 +130,7 @@ def _before_apart(due: Step, ours: Step, component: str) -> bool:
 
 def _generator_apart(due: Step, ours: Step, component: str) -> bool:
     """Whether a generator's state before the update differs, or is not on record."""
-    name = DIGESTS_OF_GENERATORS[GENERATORS.index(component)]
+    name = DIGEST_OF[component]
     one, other = due.digests_before.get(name), ours.digests_before.get(name)
     return not one or one != other
 

@@ -30,7 +30,7 @@ COMPONENTS = (
     "optimizer",
     "watched",
 )
-_DIGEST_OF = {
+DIGEST_OF = {
     "generators": "rng",
     "python generator": "rng_python",
     "numpy generator": "rng_numpy",
@@ -104,7 +104,7 @@ def value_of(step: Step, component: str) -> object:
         return step.scale
     if component == "loss":
         return tuple(repr(loss) for loss in step.losses if loss is not None) or None
-    return step.digests.get(_DIGEST_OF[component])
+    return step.digests.get(DIGEST_OF[component])
 
 
 def part_of(optimizers: Optimizers, component: str) -> dict[str, str]:

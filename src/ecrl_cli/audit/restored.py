@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ecrl_cli.audit.components import (
     BROKEN,
+    DIGEST_OF,
     GENERATORS,
     KEPT,
     MEANING,
@@ -22,7 +23,6 @@ from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.steps import Step, same_number
 from ecrl_cli.errors import plural
 
-Ranks = dict[int, Step]
 Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step that was due
 
@@ -31,14 +31,14 @@ Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step tha
 class Due:
     """The state that was due when an attempt began.
 
-    `whose`: the run that the steps `ranks` (by step, then by rank) are of, in words. `left`: the
-    step at which the run itself had left the undisturbed one before the attempt began, or None.
-    `certain`: whether a difference shows that something was not restored. After the run left the
-    undisturbed one only its own first passes do.
+    `step_of`: by number and rank, the step to compare with, None if it is not on record; `whose`:
+    the run that it is of, in words. `left`: the step at which the run itself had left the
+    undisturbed one before the attempt began, or None. `certain`: whether a difference shows that
+    something was not restored. After the run left the undisturbed one only its own first passes do.
     """
 
     whose: str
-    ranks: dict[int, Ranks]
+    step_of: Callable[[int, int], Step | None]
     left: int | None = None
     certain: bool = True
 
@@ -139,19 +139,21 @@ def _due(judged: Judged, begun: Resumed, reference: Judged | None) -> Due:
     """The undisturbed run's steps; where the run had left it before the attempt began, its own
     first passes of the steps that the attempt did again.
     """
-    theirs = {
-        number: {rank: step for rank, (_, step) in ranks.items()}
-        for number, ranks in (reference.path.steps if reference is not None else {}).items()
-    }
+
+    def theirs(number: int, rank: int) -> Step | None:
+        entry = reference.path.steps.get(number, {}).get(rank) if reference is not None else None
+        return None if entry is None else entry[1]
+
     left = min((step for step in judged.differs if step <= (begun.after or 0)), default=None)
     if left is None:
         return Due("the undisturbed run", theirs)
-    own: dict[int, Ranks] = {}
-    for number, rank, attempt, first, _ in judged.path.done_again:
-        if attempt == begun.attempt:
-            own.setdefault(number, {})[rank] = first
-    if (begun.after or 0) + 1 in own:
-        return Due("its own first pass", own, left)
+    own = {
+        (number, rank): first
+        for number, rank, attempt, first, _ in judged.path.done_again
+        if attempt == begun.attempt
+    }
+    if any(number == (begun.after or 0) + 1 for number, _ in own):
+        return Due("its own first pass", lambda *place: own.get(place), left)
     return Due("the undisturbed run", theirs, left, certain=False)
 
 
@@ -355,10 +357,10 @@ def _not_shown(finding: ArmFinding, due: Due) -> ArmFinding:
 def _rows(judged: Judged, begun: Resumed, due: Due, place: int) -> Rows:
     """By rank, the step at `place` (from 0) of the attempt, and the one due."""
     return [
-        (process.rank, process.steps[place], due.ranks[number][process.rank])
+        (process.rank, process.steps[place], step)
         for process in judged.arm.attempts[begun.attempt]
         if len(process.steps) > place
-        and process.rank in due.ranks.get(number := begun.after_on(process.rank) + place + 1, {})
+        and (step := due.step_of(begun.after_on(process.rank) + place + 1, process.rank))
     ]
 
 
@@ -428,7 +430,8 @@ def _generators(
 ) -> Iterator[ArmFinding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
     promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
-    for component, name in zip(GENERATORS, ("rng", "rng_python", "rng_numpy"), strict=True):
+    for component in GENERATORS:
+        name = DIGEST_OF[component]
         drawn = [
             (rank, one.digests_before.get(name), other.digests_before.get(name))
             for rank, one, other in rows

@@ -9,6 +9,7 @@ from typing import Any
 from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
     BROKEN,
+    DIGEST_OF,
     GENERATORS,
     KEPT,
     MEANING,
@@ -24,7 +25,6 @@ from ecrl_cli.audit.components import (
     walk,
 )
 from ecrl_cli.audit.lineage import CommittedSteps
-from ecrl_cli.audit.steps import GENERATORS as DIGESTS_OF_GENERATORS
 from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
 
@@ -320,8 +320,8 @@ def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) ->
     ours, due = ({} if step is None else step[1].digests_before for step in pair)
     told = [
         (ours[digest], due[digest])
-        for component, digest in zip(GENERATORS, DIGESTS_OF_GENERATORS, strict=True)
-        if component not in judged.ignored and ours.get(digest) and due.get(digest)
+        for digest in (DIGEST_OF[name] for name in GENERATORS if name not in judged.ignored)
+        if ours.get(digest) and due.get(digest)
     ]
     if told and all(one == other for one, other in told):
         return "what shuffles them, a generator of its own perhaps, went on from another state"

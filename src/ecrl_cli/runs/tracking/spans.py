@@ -24,13 +24,13 @@ from ecrl_cli.errors import ConfigError
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import PHASES, Timeline, timeline
 from ecrl_cli.records.events import Attempt, SupervisorSession
+from ecrl_cli.runs.tracking.sinks import Values
 
 EXPORTER = "OTEL_TRACES_EXPORTER"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 FILE = "spans.jsonl"
 FLUSH_EVERY = 500  # spans: a queue of the SDK holds 2,048 and drops what comes after
 ENDS = ("committed", "failed", "lost")  # of a save that was submitted
-Values = Mapping[str, float]
 
 
 class OneTrace(RandomIdGenerator):
