@@ -5,12 +5,16 @@ answer is scored as it is, a tool's output is read as the tool writes it.
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ecrl_cli.config.studies import RACE_JOBS, RACERS
-from ecrl_cli.studies.frame.study import Record
-from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, libraries
+from ecrl_cli.studies.frame.study import Record, Trial
+from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, _run, libraries
+from ecrl_cli.studies.rivals.bench import RaceBench
 from ecrl_cli.studies.rivals.ckpt_chaos import _ROW, written
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, subjects
@@ -102,3 +106,19 @@ def test_scripts_of_the_race_stand_where_their_tools_look() -> None:
     assert {path.name for path in (CHECKOUT / "examples" / "rivals").glob("*.py")} == {
         *("content_digest.py", "tell_step.py", "stop_after.py", "parity_case.py", "test_plain.py")
     }
+
+
+def test_a_library_that_cannot_be_imported_is_a_row_without_an_answer(tmp_path: Path) -> None:
+    """An interpreter that ends at once; the other rows are still tried."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    python.chmod(0o755)
+    context: Any = SimpleNamespace(keys=SimpleNamespace(python=str(python)), scratch=tmp_path)
+    bench = RaceBench(context)
+    context.shared = lambda kind: bench
+    row = next(row for row in libraries() if row.library == "Lightning")
+    told = _run(context, Trial(row.library, {"library": row.library}))
+    assert (told["status"], told["diagnosis"]) == (
+        "no answer",
+        f"cannot import {', '.join(row.modules)}",
+    )

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from ecrl_cli.config.studies import Libraries
+from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.metrics.gates import Gate
 from ecrl_cli.studies.frame.study import (
     Arm,
@@ -116,7 +117,10 @@ def _skips(context: StudyContext) -> list[Skip]:
 def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
     row = next(row for row in libraries() if row.library == trial.facts["library"])
     bench, folder = context.shared(RaceBench), context.shared(RaceBench).folder()
-    start = bench.start_with(_python(context), row.modules, row.ranks)
+    try:
+        start = bench.start_with(_python(context), row.modules, row.ranks)
+    except EvidenceMissing as error:
+        return _judged((), "no answer", error.fact) | {"starts": 0, "deaths": 0}
     ended = run_audit(row.command(), "", start, bench, folder)
     path = folder / "audit" / "audit.json"
     if not path.exists():

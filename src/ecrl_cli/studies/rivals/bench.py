@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.studies.frame.study import StudyContext
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, RacedJob
@@ -128,5 +129,9 @@ def _server(python: str, socket: str, modules: tuple[str, ...]) -> subprocess.Po
     server = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
-        raise RuntimeError(f"{python} cannot start jobs: its error stands above")
+        server.stdout.close()
+        server.wait()
+        raise EvidenceMissing(
+            python, f"cannot import {', '.join(modules) or 'torch'}", "its own error stands above"
+        )
     return server
