@@ -15,10 +15,10 @@ from ecrl_cli.config.studies import RACE_JOBS, RACERS
 from ecrl_cli.studies.frame.study import Record, Trial
 from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, _run, libraries
 from ecrl_cli.studies.rivals.bench import RaceBench
-from ecrl_cli.studies.rivals.ckpt_chaos import _ROW, written
+from ecrl_cli.studies.rivals.ckpt_chaos import _ROW
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, subjects
-from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, found
+from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, found, written
 
 BROKEN = next(row for row in subjects() if row.switch == "--bug optimizer")
 HEALTHY = next(row for row in subjects() if row.job == "plain" and row.healthy)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from ecrl_cli.records.columns import ColumnLines, Floats, Numbers
+from ecrl_cli.records.columns import CATEGORY_PLACES, ColumnLines, Floats, Numbers
 from ecrl_cli.records.events import CATEGORIES
-
-_PLACE = {category: place for place, category in enumerate(CATEGORIES)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,9 @@ class SliceColumns:
 
     def among(self, categories: Collection[str]) -> npt.NDArray[np.bool_]:
         """Which slices are of one of the categories."""
-        return np.isin(self.category, [_PLACE[name] for name in categories if name in _PLACE])
+        return np.isin(
+            self.category, [CATEGORY_PLACES[name] for name in categories if name in CATEGORY_PLACES]
+        )
 
     def seconds(self) -> dict[str, float]:
         """The seconds of each category: added one by one, as a sum over all slices is."""
@@ -83,7 +83,7 @@ def joined(parts: Sequence[TimelineSlice | SliceColumns]) -> Sequence[TimelineSl
     alone = [part for part in parts if isinstance(part, TimelineSlice)]
     if len(alone) == len(parts):
         return tuple(alone)
-    if not all(one.category in _PLACE for one in alone):
+    if not all(one.category in CATEGORY_PLACES for one in alone):
         every = slice(None)
         groups = (
             [part] if isinstance(part, TimelineSlice) else part.chosen(every) for part in parts
@@ -101,7 +101,7 @@ def joined(parts: Sequence[TimelineSlice | SliceColumns]) -> Sequence[TimelineSl
 def _of_one(piece: TimelineSlice) -> SliceColumns:
     whole = [np.array([number]) for number in (piece.attempt, piece.session, piece.step)]
     return SliceColumns(
-        np.array([_PLACE[piece.category]], dtype=np.int8),
+        np.array([CATEGORY_PLACES[piece.category]], dtype=np.int8),
         np.array([piece.start], dtype=np.float64),
         np.array([piece.end], dtype=np.float64),
         *whole,

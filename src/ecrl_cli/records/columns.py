@@ -376,14 +376,14 @@ _WHOLE_NUMBERS = (
     "attempt",
 )
 _FLOATS = ("loss", "seconds", "at", "time")
-_PLACE = {category: place for place, category in enumerate(CATEGORIES)}
+CATEGORY_PLACES = {category: place for place, category in enumerate(CATEGORIES)}
 
 
 def _span_piece(parsed: list[Any]) -> SpanColumns:
     names = ("category", "start", "end", "attempt", "global_step")
     category, start, end, attempt, step = zip(*map(attrgetter(*names), parsed), strict=True)
     try:
-        places = [_PLACE[name] for name in category]
+        places = [CATEGORY_PLACES[name] for name in category]
     except KeyError as error:
         raise _NotPlainError from error
     return SpanColumns(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.studies.rivals.bench import RaceBench
 from ecrl_cli.studies.rivals.subjects import USER, RacedJob
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, PASSED, ToolAnswer
+from ecrl_cli.studies.rivals.tool import CAUGHT, PASSED, ToolAnswer, failed, written
 
 _ROW = re.compile(r"^(no crash \(control\)|#\d+ .+?\])\s{2,}.*\s(\w+)$", re.MULTILINE)
 _BAD = ("HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL")
@@ -46,7 +46,7 @@ class CkptChaos:
         ended = bench.run(command, folder)
         rows = _ROW.findall(ended.text)
         if ended.code not in (0, 1) or not rows:
-            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return failed(ended.text, ended.seconds, lines)
         bad = [f"{verdict} at {label}" for label, verdict in rows if verdict != "PASS"]
         counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(v for _, v in rows).items())
         text = "; ".join([counts, *bad[:4], *_last_words(folder / "work")])
@@ -62,13 +62,6 @@ def _last_words(work: Path) -> list[str]:
         if told["outcome"]["raised"] and (tail := told.get("resume_tail", "").strip()):
             return [tail.splitlines()[-1]]
     return []
-
-
-def written(*names: str) -> int:
-    """Lines of code in files that a user writes: without comments, docstrings, blank lines."""
-    text = "".join((USER / name).read_text(encoding="utf-8") for name in names)
-    text = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
-    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in text.split("\n"))
 
 
 def _out(words: list[str]) -> list[str]:

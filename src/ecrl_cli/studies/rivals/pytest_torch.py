@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 
 from ecrl_cli.studies.rivals.bench import RaceBench
-from ecrl_cli.studies.rivals.ckpt_chaos import written
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, USER, RacedJob
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, ToolAnswer
+from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, failed, written
 
 _TEST = "test_plain.py"
 
@@ -35,7 +34,7 @@ class PytestTorch:
         ended = bench.run(command, folder, environment)
         lines = written(_TEST)
         if ended.code not in (0, 1):
-            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return failed(ended.text, ended.seconds, lines)
         told = [line[1:].strip() for line in ended.text.splitlines() if line.startswith("E ")]
         hint = next((i for i, line in enumerate(told) if line.startswith("Hint:")), len(told))
         outcome = CAUGHT if ended.code else PASSED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ecrl_cli.studies.rivals.bench import RaceBench
-from ecrl_cli.studies.rivals.subjects import RacedJob
+from ecrl_cli.studies.rivals.subjects import USER, RacedJob
 
 CAUGHT, PASSED, UNKNOWN, NOT_APPLICABLE, FAILED = (
     "caught",
@@ -31,6 +32,18 @@ class ToolAnswer:
     starts: int = 0
     lines: int = 0
     seconds: float = 0.0
+
+
+def failed(text: str, seconds: float, lines: int = 0) -> ToolAnswer:
+    """The tool came to no answer; `text`: what it printed, of which the end is kept."""
+    return ToolAnswer(FAILED, text.strip()[-300:], lines=lines, seconds=seconds)
+
+
+def written(*names: str) -> int:
+    """Lines of code in files that a user writes: without comments, docstrings, blank lines."""
+    text = "".join((USER / name).read_text(encoding="utf-8") for name in names)
+    text = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in text.split("\n"))
 
 
 class Tool(Protocol):

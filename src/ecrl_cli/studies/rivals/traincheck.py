@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ecrl_cli.studies.rivals.bench import Ended, RaceBench
 from ecrl_cli.studies.rivals.subjects import USER, Half, RacedJob, subjects
-from ecrl_cli.studies.rivals.tool import CAUGHT, FAILED, NOT_APPLICABLE, PASSED, ToolAnswer
+from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, failed
 
 _FAILED = re.compile(r"Total failed invariants: (\d+)/(\d+)")
 
@@ -30,7 +30,7 @@ class TrainCheck:
         job = _Traced(subject, subject.half, bench, bench.python(self.name))
         invariants, seconds = job.invariants()
         if not invariants.exists():
-            return ToolAnswer(FAILED, job.told[-300:], seconds=seconds)
+            return failed(job.told, seconds)
         target = bench.folder()
         collected = job.collect(target, subject.restarted(), job.stopped(), invariants)
         checker = str(Path(job.python).with_name("traincheck-check"))
@@ -40,12 +40,10 @@ class TrainCheck:
         seconds += collected.seconds + checked.seconds
         counts = _FAILED.search(checked.text)
         if not counts:
-            return ToolAnswer(
-                FAILED, (collected.text + checked.text).strip()[-300:], seconds=seconds
-            )
-        failed, of = map(int, counts.groups())
-        text = f"{failed} of {of} invariants fail; {_first_failures(target)}"
-        return ToolAnswer(CAUGHT if failed else PASSED, text, 0, 4, 0, seconds)
+            return failed(collected.text + checked.text, seconds)
+        broken, of = map(int, counts.groups())
+        text = f"{broken} of {of} invariants fail; {_first_failures(target)}"
+        return ToolAnswer(CAUGHT if broken else PASSED, text, 0, 4, 0, seconds)
 
 
 class _Traced:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from ecrl_cli.studies.rivals.bench import RaceBench
-from ecrl_cli.studies.rivals.ckpt_chaos import written
 from ecrl_cli.studies.rivals.subjects import USER, RacedJob
 from ecrl_cli.studies.rivals.tool import (
     CAUGHT,
@@ -14,6 +13,8 @@ from ecrl_cli.studies.rivals.tool import (
     PASSED,
     UNKNOWN,
     ToolAnswer,
+    failed,
+    written,
 )
 
 _OUTCOMES = {"PASS": PASSED, "FAIL": CAUGHT, "ABSTAIN": UNKNOWN, "ERROR": FAILED}
@@ -49,7 +50,7 @@ class TrainParity:
         try:
             result = json.loads(ended.text.strip().splitlines()[-1])
         except (ValueError, IndexError):
-            return ToolAnswer(FAILED, ended.text.strip()[-300:], lines=lines, seconds=ended.seconds)
+            return failed(ended.text, ended.seconds, lines)
         first = result.get("primary_difference") or {}
         differences = len(result.get("all_differences") or ())
         text = " ".join(filter(None, (result["outcome"], result.get("message"), first.get("path"))))

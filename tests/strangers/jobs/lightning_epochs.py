@@ -1,24 +1,26 @@
-"""Lightning's Trainer with torchdata's StatefulDataLoader and a checkpoint every five batches of eight.
---bug: every four. A checkpoint of an epoch's last batch resumes without the epoch that follows: the loader's state says that it
-has ended, and the trainer counts an epoch that had no batch."""
+"""Lightning's Trainer with torchdata's StatefulDataLoader; no checkpoint falls on an epoch's end.
+--epoch-end: some do. Such a one resumes without the epoch that follows: the loader's state says that it has ended, and the trainer
+counts an epoch that had no batch. --accumulation: from epoch 1 on a GradientAccumulationScheduler asks for two batches a step. It is
+asked at an epoch's start only: the rest of an epoch that is resumed in its middle steps after every batch."""
 
 import argparse, logging, warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 p = argparse.ArgumentParser()
 p.add_argument("--out", required=True)
-p.add_argument("--bug", action="store_true")
+p.add_argument("--epoch-end", action="store_true")
+p.add_argument("--accumulation", action="store_true")
 args = p.parse_args()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(2, verbose=False)
-rows = torch.randn(32, 6)
+rows = torch.randn(32 if args.epoch_end else 40, 6)
 
 
 class Net(pl.LightningModule):
@@ -33,15 +35,18 @@ class Net(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-every = 4 if args.bug else 5
 saver = ModelCheckpoint(
-    dirpath=args.out, filename="{step:03d}", save_top_k=-1, every_n_train_steps=every
+    dirpath=args.out,
+    filename="{step:03d}",
+    save_top_k=-1,
+    every_n_train_steps=4 if args.epoch_end else 7,
 )
+scheduled = [GradientAccumulationScheduler({0: 1, 1: 2})] if args.accumulation else []
 trainer = pl.Trainer(
-    max_epochs=3,
+    max_epochs=4,
     accelerator="cpu",
     devices=1,
-    callbacks=[saver],
+    callbacks=[saver, *scheduled],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
