@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from ecrl_cli.checkpoint.format.train_document import TRAIN_STATE
 from ecrl_cli.config.schema import CheckpointConfig
 from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import FOUND, CheckpointLine, PlannedFailure, RankLine, Rejected
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.checkpoints import _taken_back, no_acknowledged_loss, no_bad_checkpoint
@@ -45,7 +47,7 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, build_blk, build_elastic, build_ref, config_of
 from tests.runs.changed import attempts, configured, left, logged, restored, span, supervised
-from tests.runs.spoil import append, at_step, edit_json, edit_lines, without
+from tests.runs.spoil import Edit, append, at_step, edit_json, edit_lines, without
 from tests.runs.spoilt import NO_LOSS
 from tests.runs.spoilt_record import composed
 from tests.runs.spoilt_states import build_states
@@ -562,3 +564,31 @@ def test_a_shard_has_the_same_targets_whenever_it_is_computed(
     finding = same_input(Case(load(run)))
     assert finding.status == status
     assert said in finding.message
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_targets_on_every_line_are_compared_as_columns_too(run: RunLayout, other: bool) -> None:
+    """As a run records them: each line has some. Rank 0 does step 8 again with others, or not."""
+
+    def targets_of(attempt: int) -> Edit:
+        def edit(line: dict[str, Any]) -> dict[str, Any]:
+            spoilt = other and (attempt, line["global_step"], line["rank"]) == (1, 8, 0)
+            number = 1000 * line["rank"] + line["global_step"] + (5000 if spoilt else 0)
+            return line | {"targets_hash": f"blake3:{number:064x}"}
+
+        return edit
+
+    records = load(run)
+    for a in records.attempts:
+        for rank in range(a.world_size):
+            edit_lines(run.attempt(a.attempt).rank(rank), targets_of(a.attempt))
+    records = load(run)
+    assert all(
+        rank_columns(lines) is not None
+        for a in records.attempts
+        for lines in records.logs(a.attempt).ranks.values()
+    )
+    finding = same_input(Case(records))
+    assert finding.status == (INVALID if other else VALID)
+    said = "step 8 rank 0: the targets of attempt 1 are not those of attempt 0"
+    assert (said in finding.message) == other
