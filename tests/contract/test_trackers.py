@@ -7,9 +7,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,19 +30,19 @@ from tests.contract.variants import check_description, check_registration
 from tests.e2e.runs import tiny
 from tests.in_process import ecrl_in_process
 from tests.needs import require
-from tests.runs.builder import RunBuilder, build_ref, config_of
+from tests.runs.builder import RunBuilder, build_blk, build_ref, config_of
 
 Shown = tuple[dict[int, float], str]  # the loss by step, and the verdict
 
 
-def losses(layout: RunLayout, last: int) -> dict[int, float]:
-    """What rank 0 logged first for each step."""
-    found: dict[int, float] = {}
+def logged_losses(layout: RunLayout) -> dict[int, list[float]]:
+    """What rank 0 logged for each step, attempt by attempt: the last one counts."""
+    logged: dict[int, list[float]] = {}
     for path in sorted(layout.logs.glob("attempt-*/rank0.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()):
-            found.setdefault(line["global_step"], line["loss"])
-    assert max(found) == last
-    return found
+            logged.setdefault(line["global_step"], []).append(line["loss"])
+    assert max(logged) == 24
+    return logged
 
 
 def of_tensorboard(place: Path) -> Shown:
@@ -62,6 +64,9 @@ def of_mlflow(place: Path) -> Shown:
         and run.data.params["model.name"] == "small_cnn"
         and run.data.metrics["goodput"] > 0
     )
+    for figure in run.data.metrics:
+        steps = [each.step for each in client.get_metric_history(run.info.run_id, figure)]
+        assert len(set(steps)) == len(steps), figure
     return {
         each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")
     }, run.data.tags["verdict"]
@@ -99,7 +104,8 @@ def of_wandb(place: Path) -> Shown:
                 for item in record.history.item
             }
             if "loss" in values:
-                found[record.history.step.num or values["_step"]] = values["loss"]
+                step = record.history.step.num or values["_step"]
+                assert found.setdefault(step, values["loss"]) == values["loss"]
             verdict = next(
                 (
                     json.loads(item.value_json)
@@ -161,7 +167,7 @@ def test_a_tracker_shows_what_the_records_say(
         assert "tracker=" not in capsys.readouterr().err
         where, read = READ[name]
         shown, verdict = read(layout.root / FOLDER / where)
-        due = losses(layout, 24)
+        due = {step: values[-1] for step, values in logged_losses(layout).items()}
         assert (
             verdict == "valid"
             and max(shown) == 24
@@ -172,6 +178,76 @@ def test_a_tracker_shows_what_the_records_say(
             name != "prometheus"
             or "\necrl_loss{" in (layout.root / FOLDER / where / "blk.prom").read_text()
         ), "told twice, it still has the loss"
+
+
+KILLED_SESSION = """
+import os, signal, sys
+from pathlib import Path
+from ecrl_cli.runs.tracking.follow import Follower
+Follower(Path(sys.argv[1]), sys.argv[2], "").more()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_run_that_goes_on_has_one_history(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run whose steps have other losses when they are done again: the losses that count, each
+    step once, though the process that follows was killed after the first restart.
+    """
+    require(name)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    layout = build_blk(tmp_path, bug_from=7)
+    logged = logged_losses(layout)
+    assert logged[8][0] != logged[8][1] and len(logged[20]) == 2
+    with without(tmp_path, layout.attempt(2).folder, layout.supervisor, layout.metrics):
+        session = [sys.executable, "-c", KILLED_SESSION, str(layout.root), name]
+        assert subprocess.run(session, check=False).returncode == -signal.SIGKILL
+    assert main(["verify", str(layout.root)]) == 1
+    Follower(layout.root, name, "").end()
+    shown, verdict = READ[name][1](layout.root / FOLDER / name)
+    assert verdict == "invalid" and set(shown) == set(logged)
+    assert all(shown[step] == pytest.approx(values[-1]) for step, values in logged.items())
+
+
+@contextmanager
+def without(aside: Path, *paths: Path) -> Iterator[None]:
+    """While entered, the run has not come so far that these exist."""
+    moved = {path: aside / path.name for path in paths if path.exists()}
+    for path, place in moved.items():
+        path.rename(place)
+    yield
+    for path, place in moved.items():
+        place.rename(path)
+
+
+def test_a_step_is_told_when_a_checkpoint_covers_it_or_the_run_has_come_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prometheus, "LIVE", False)
+    layout, steps = build_blk(tmp_path), list[int]()
+    monkeypatch.setattr(Prometheus, "step", lambda self, step, values: steps.append(step))
+    with without(tmp_path, layout.attempt(1).folder, layout.attempt(2).folder, layout.supervisor):
+        Follower(layout.root, "prometheus", "").end()
+    assert steps == list(range(1, 7)), "died at step 9, saved after 6"
+    with without(tmp_path, layout.attempt(2).checkpoints, layout.supervisor):
+        following = Follower(layout.root, "prometheus", "")
+        following.more()
+        assert steps == list(range(1, 19)), "the last checkpoint is not there yet"
+    following.end()
+    assert steps == list(range(1, 25))
+
+
+def test_a_run_without_checkpoints_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prometheus, "LIVE", False)
+    layout, steps = RunBuilder(tmp_path / "clean", config_of("clean")).build(), list[int]()
+    monkeypatch.setattr(Prometheus, "step", lambda self, step, values: steps.append(step))
+    Follower(layout.root, "prometheus", "").more()
+    assert steps == list(range(1, 25))
 
 
 def test_spans_are_of_one_trace_and_told_once(

@@ -4,6 +4,10 @@
 It only reads what the run has written, in a process of its own: it can neither change nor end a
 run. It ends when its standard input does, having said what is on record by then. Its place in the
 records is kept in RUN_DIR/tracker/, so that each step is said once over all sessions.
+
+A step is said when it counts: when a finished checkpoint covers it, or the run has come to its end.
+Until then a restart may do it again, and no tracker can take back a value (MLflow keeps both, W&B
+the first).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrl_cli.config.codec import encode, flat
+from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.config.trackers import TRACKERS
 from ecrl_cli.errors import EcrlError, first_line
 from ecrl_cli.history.load import load
@@ -34,7 +39,8 @@ FIGURES = ("goodput", "wall_s", "restarts", "replayed_steps", "committed_steps")
 
 class Follower:
     """`place` empty: a folder in the run directory. `said`: the last step that the tracker has been
-    told; `evaluated`: the last of those that were evaluated.
+    told; `evaluated`: the last of those that were evaluated. `covered`: steps up to here count:
+    infinite where nothing waits, as the tracker shows the present or no checkpoint ever comes.
     """
 
     def __init__(self, run: Path, name: str, place: str) -> None:
@@ -45,7 +51,8 @@ class Follower:
         before = read_json(self._state) if self._state.exists() else {}
         self.said, self.evaluated = int(before.get("step", 0)), int(before.get("evaluated", 0))
         self._read: dict[Path, int] = {}
-        self._time: float | None = None
+        # by (step, 0: of training, 1: of an evaluation): what the newest attempt logged
+        self._waiting: dict[tuple[int, int], dict[str, float]] = {}
         config = {
             key: value for key, value in flat(encode(stored.config)) if value not in ("", [], {})
         }
@@ -53,35 +60,38 @@ class Follower:
         self.tracker: Tracker = TRACKERS.of(name).load()(
             place or str(run / FOLDER / name), run.name, ident, config
         )
+        waits = strategy_of(stored.config).saves and not getattr(self.tracker, "LIVE", False)
+        self.covered = 0.0 if waits else math.inf
 
     def more(self) -> None:
-        """Tells the tracker the steps and evaluations that have come since, in order; what is done
-        again is not said again.
+        """Tells the tracker the steps and evaluations that have come to count, in order, each as
+        the attempt did it whose checkpoint covers it.
         """
-        # Rank 0's lines are read first: an evaluation is recorded before the line of the next step,
-        # so that none of these steps lacks its own.
-        steps = [
-            (int(line["global_step"]), 0, line)
-            for line in self._new_lines(lambda logs: logs.rank(0))
-        ]
-        evaluations = [
-            (int(line["global_step"]), 1, line)
-            for line in self._new_lines(lambda logs: logs.evaluations)
-        ]
-        for step, kind, line in sorted([*steps, *evaluations], key=lambda item: item[:2]):
-            if kind:
-                self._say_evaluation(step, line)
-            elif step > self.said:
-                self.tracker.step(step, _figures(line))
-                self.said = step
+        # The checkpoints are read first: what they cover is on record then. Rank 0's lines come
+        # before the evaluations: an evaluation is recorded before the line of the next step, so
+        # that none of these steps lacks its own.
+        for line in self._new_lines(lambda logs: logs.checkpoints):
+            if line["event"] == "committed":
+                self.covered = max(self.covered, int(line["global_step"]))
+        for line in self._new_lines(lambda logs: logs.rank(0)):
+            self._wait(int(line["global_step"]), 0, _figures(line))
+        for line in self._new_lines(lambda logs: logs.evaluations):
+            figures = {f"held_out_{name}": float(value) for name, value in line["measures"].items()}
+            self._wait(int(line["global_step"]), 1, figures)
+        self._tell()
 
-    def _say_evaluation(self, step: int, line: dict[str, Any]) -> None:
-        if step <= self.evaluated:
-            return
-        self.tracker.step(
-            step, {f"held_out_{name}": float(value) for name, value in line["measures"].items()}
-        )
-        self.evaluated = step
+    def _wait(self, step: int, kind: int, figures: dict[str, float]) -> None:
+        again = (step, kind) in self._waiting and self.covered == math.inf
+        if step > (self.evaluated if kind else self.said) and not again:
+            self._waiting[step, kind] = figures
+
+    def _tell(self) -> None:
+        for step, kind in sorted(place for place in self._waiting if place[0] <= self.covered):
+            self.tracker.step(step, self._waiting.pop((step, kind)))
+            if kind:
+                self.evaluated = step
+            else:
+                self.said = step
 
     def _new_lines(self, of: Callable[[AttemptLayout], Path]) -> Iterator[dict[str, Any]]:
         """The whole lines that have been added to that file of any attempt."""
@@ -96,8 +106,13 @@ class Follower:
             yield from (json.loads(line) for line in whole.splitlines())
 
     def end(self) -> None:
-        """Tells the tracker the rest: metrics and verdict, as far as they are on record."""
+        """Tells the tracker the rest: the steps of a run that has come to its end, metrics and
+        verdict, as far as they are on record.
+        """
         self.more()
+        if _completed(self.layout):
+            self.covered = math.inf
+            self._tell()
         values, words = {}, {}
         if self.layout.metrics.exists():
             metrics = read_json(self.layout.metrics)
@@ -134,6 +149,13 @@ def _figures(line: dict[str, Any]) -> dict[str, float]:
         "attempt": float(line["attempt"]),
     }
     return values | ({"learning_rate": float(line["lr"])} if line.get("lr") is not None else {})
+
+
+def _completed(layout: RunLayout) -> bool:
+    return (
+        layout.supervisor.exists()
+        and read_json(layout.supervisor).get("terminal_status") == "completed"
+    )
 
 
 def main(run: str, name: str, place: str) -> int:

@@ -20,7 +20,8 @@ Values = Mapping[str, float]
 
 class Tracker(Protocol):
     """One that shows more than figures has a method `records` too: at a session's end it gets all
-    that is on record, a `history.load.RunRecords`.
+    that is on record, a `history.load.RunRecords`. One with `LIVE = True` keeps no history: it is
+    told each step at once, any other when a finished checkpoint covers the step.
     """
 
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None: ...
@@ -72,6 +73,10 @@ class TensorBoard:
 
 
 class MLflow:
+    """Tells what the store does not have yet: a session may have been killed before it could note
+    how far it had come, and MLflow would keep both values of a step.
+    """
+
     # of a run that has not ended: KILLED
     _ENDS: ClassVar = {"completed": "FINISHED", "gave_up": "FAILED", "refused": "FAILED"}
     _end = "KILLED"
@@ -86,6 +91,7 @@ class MLflow:
         found = self._client.get_experiment_by_name("ecrl")
         experiment = found.experiment_id if found else self._client.create_experiment("ecrl")
         before = self._client.search_runs([experiment], f"tags.ecrl = '{ident}'", max_results=1)
+        self._told: dict[str, int] = {}
         if before:
             self._run = before[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
@@ -98,10 +104,22 @@ class MLflow:
 
     def step(self, step: int, values: Values) -> None:
         for key, value in values.items():
-            self._client.log_metric(self._run, key, value, step=step)
+            if step > self._last(key):
+                self._client.log_metric(self._run, key, value, step=step)
+                self._told[key] = step
+
+    def _last(self, key: str) -> int:
+        """The last step of which the store has this figure."""
+        if key not in self._told:
+            history = self._client.get_metric_history(self._run, key)
+            self._told[key] = max((value.step for value in history), default=-1)
+        return self._told[key]
 
     def summary(self, step: int, values: Values, words: Mapping[str, str]) -> None:
-        self.step(step, values)
+        there = self._client.get_run(self._run).data.metrics
+        for key, value in values.items():
+            if there.get(key) != value:
+                self._client.log_metric(self._run, key, value, step=step)
         for key, text in words.items():
             self._client.set_tag(self._run, key, text)
         self._end = self._ENDS.get(words.get("status", ""), "KILLED")
@@ -148,6 +166,8 @@ class Prometheus:
     """NAME.prom in the folder `place`, written anew as a whole each time, by a rename: a reader
     never sees half of it.
     """
+
+    LIVE = True
 
     def __init__(self, place: str, name: str, ident: str, config: Mapping[str, Any]) -> None:
         self._path, self._name = Path(place) / f"{name}.prom", name
