@@ -8,18 +8,22 @@ transformers which model is trained; everything else is seen by the hooks, as in
     lightning.Trainer(callbacks=[ecrl.adapters.lightning_callback()])
     transformers.Trainer(..., callbacks=[ecrl.adapters.trainer_callback()])
     accelerator = ecrl.adapters.recorded(Accelerator())
+
+Workers of a Ray cluster that was there before the job have the environment of their node:
+
+    RAY_RUNTIME_ENV_HOOK=ecrl.adapters.ray_workers ecrl audit -- python train.py --out {dir}
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, Dict, Optional
 
 from ecrl import Session, session
 from ecrl.recording import FOLDER
 
-__all__ = ["begin", "lightning_callback", "recorded", "trainer_callback"]
+__all__ = ["begin", "lightning_callback", "ray_workers", "recorded", "trainer_callback"]
 
 
 def begin(model: Any = None, optimizer: Any = None) -> Session:
@@ -78,3 +82,19 @@ def recorded(accelerator: Any) -> Any:
     accelerator.save_state = saving
     accelerator.register_load_state_pre_hook(lambda models, folder: session().loaded(str(folder)))
     return accelerator
+
+
+def ray_workers(runtime_env: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """The runtime environment of a Ray job, with the variables of the recording for its workers:
+    `ray.init` calls what RAY_RUNTIME_ENV_HOOK names with what the job gave it.
+    """
+    given = dict(runtime_env or {})
+    if not os.environ.get(FOLDER):
+        return given
+    variables = dict(given.get("env_vars") or {})
+    for name, value in os.environ.items():
+        if name.startswith("ECRL_") or name == "PYTHONHASHSEED":
+            variables[name] = value
+    paths = (os.environ.get("PYTHONPATH", ""), variables.get("PYTHONPATH", ""))
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return {**given, "env_vars": variables}
