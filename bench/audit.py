@@ -36,7 +36,7 @@ ARMS = ("bare", "bare again", "recorded")
 
 
 @dataclass(frozen=True)
-class Case:
+class RecordedCase:
     """`width`: of the three layers; `step_ms`: what a step is filled up to; `goal`: recorded /
     bare; `cores`: that each process may use, 0: all.
     """
@@ -50,9 +50,11 @@ class Case:
 
 
 CASES = (
-    Case("no digests, 10 ms", 64, 10.0, 0, 1.03),
-    Case("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10),
-    Case("digests every step, 50 ms, 10 M parameters, one core", 1830, 50.0, 1, 1.10, cores=1),
+    RecordedCase("no digests, 10 ms", 64, 10.0, 0, 1.03),
+    RecordedCase("digests every step, 50 ms, 10 M parameters", 1830, 50.0, 1, 1.10),
+    RecordedCase(
+        "digests every step, 50 ms, 10 M parameters, one core", 1830, 50.0, 1, 1.10, cores=1
+    ),
 )
 # how often the fill is corrected at most, and how near to `step_ms` the median is to come
 CALIBRATION, NEAR = 10, 0.02
@@ -61,7 +63,7 @@ CALIBRATION, NEAR = 10, 0.02
 class Worker:
     """One process of a job."""
 
-    def __init__(self, case: Case, recorder: Path | None, folder: Path) -> None:
+    def __init__(self, case: RecordedCase, recorder: Path | None, folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         if recorder is not None:
             environment |= {
@@ -117,7 +119,7 @@ def calibrated(worker: Worker, step_ms: float, steps: int) -> int:
     return max(0, fill)
 
 
-def measure(case: Case, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
+def measure(case: RecordedCase, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
     recorder = install_recorder(folder)
     record = folder / "record"
     workers = {arm: Worker(case, recorder if arm == "recorded" else None, record) for arm in ARMS}

@@ -34,7 +34,7 @@ ARMS = ("plain", "ecrl", "plain_again")
 
 
 @dataclass(frozen=True)
-class Case:
+class StepCase:
     """`goal`: ecrl / plain; `conclusive`: how far two identical arms may come apart."""
 
     overrides: tuple[str, ...]
@@ -44,7 +44,7 @@ class Case:
 
 
 CASES = {
-    "resnet18": Case(
+    "resnet18": StepCase(
         (
             "dataset=fake",
             "model=resnet18",
@@ -56,13 +56,13 @@ CASES = {
         1.02,
         0.01,
     ),
-    "digits CNN": Case(
+    "digits CNN": StepCase(
         ("dataset=digits", "model=small_cnn", "model.width=16", "global_batch=64"), 400, 1.10, 0.03
     ),
 }
 
 
-def ours(folder: Path, case: Case) -> float:
+def ours(folder: Path, case: StepCase) -> float:
     """Seconds of a step of `ecrl train`."""
     how = [
         "device=cpu",
@@ -75,7 +75,7 @@ def ours(folder: Path, case: Case) -> float:
     return between([line.at for line in records.logs(0).ranks[0].events])
 
 
-def plain(folder: Path, case: Case) -> float:
+def plain(folder: Path, case: StepCase) -> float:
     """Seconds of a step of the plain script."""
     folder.mkdir()
     agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]

@@ -55,10 +55,10 @@ def main(root: Path, cases: dict[str, Any]) -> None:
     share_memory()
     _, port = start_store()
     for number, (name, case) in enumerate(cases.items()):
-        Case(RunLayout(root / name), case, port, number).run()
+        LiveCase(RunLayout(root / name), case, port, number).run()
 
 
-class Case:
+class LiveCase:
     def __init__(self, layout: RunLayout, case: dict[str, Any], port: int, number: int) -> None:
         self.layout, self.port, self.number = layout, port, number
         self.plan = tuple(

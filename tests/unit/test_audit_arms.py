@@ -21,6 +21,7 @@ from ecrl.masking import masked, masked_text
 from ecrl_cli.audit import runner
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged_arm
 from ecrl_cli.audit.inside_save import recoverable
+from ecrl_cli.audit.lineage import resume_kinds
 from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
 from ecrl_cli.audit.progress import how_it_ended, last_words, progress
 from ecrl_cli.audit.promises import complete_record, right_checkpoint
@@ -151,6 +152,26 @@ def test_ranks_that_write_are_struck(tmp_path: Path) -> None:
         (5, "checkpoint-#/rank1.bin:before"),
         (5, "checkpoint-#/rank1.bin:torn"),
     ]
+
+
+def test_files_that_are_saved_apart_are_struck_apart(tmp_path: Path) -> None:
+    """A best model in step 3 and 6, a checkpoint every fourth step."""
+    lines = [
+        file(op, f"{name}.pt", step)
+        for name, steps in (("best", (3, 6)), ("last", (4, 8, 12)))
+        for step in steps
+        for op in ("write", "closed")
+    ]
+    arm = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"]
+    assert {(fault.step, fault.point) for fault in arm.faults} >= {
+        (6, "best.pt:torn"),
+        (8, "last.pt:before"),
+        (8, "last.pt:torn"),
+    }
+    assert {fault.step for fault in arm.faults} == {6, 8}
+    assert arm.why.endswith(
+        " inside the save of step 6 and the save of step 8 and those after them"
+    )
 
 
 def test_points_of_a_file_that_is_renamed() -> None:
@@ -457,6 +478,32 @@ def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path
         == f"attempt 1 began anew after {DEATH}, although the checkpoint of step 4 had been"
         " finished"
     )
+
+
+@pytest.mark.parametrize(("anew", "status"), [(True, KEPT), (False, BROKEN)])
+def test_a_best_model_saved_before_the_first_checkpoint_is_none_to_go_on_from(
+    anew: bool, status: str, tmp_path: Path
+) -> None:
+    """Every attempt that reads anything reads last.pt: beginning anew after best.pt alone is right,
+    after last.pt it is not.
+    """
+    died = {"exit_code": None, "signal": 9, "planned": True}
+
+    def whole(name: str, step: int) -> list[Line]:
+        return [file(op, f"{name}.pt", step) for op in ("write", "closed")]
+
+    due = whole("last", 4)
+    before = [file("write", "last.pt", 4)] if anew else [*due, file("write", "last.pt", 8)]
+    step = 4 if anew else 8
+    first = process(step, *whole("best", 3), *before, struck("last.pt", "torn", step))
+    second = process(8, *whole("best", 3), *due, struck("best.pt", "before", 6), attempt=1)
+    third = process(LAST, file("read", "last.pt", 0), first=4, attempt=2)
+    arm = recorded(tmp_path / "inside-save", first, second, third, launches=[died, died, {}])
+    needed = resume_kinds([arm])
+    assert needed == {"last.pt"}
+    (finding,) = recoverable(judged_arm(arm, needed=needed))
+    assert finding.status == status, finding.message
+    assert judged_arm(arm, needed=needed).path.resumed[0].newest_saved == (None if anew else 4)
 
 
 def test_a_checkpoint_that_was_being_overwritten_is_said_to_be(tmp_path: Path) -> None:

@@ -599,6 +599,29 @@ def test_steps_done_twice_need_no_reference(recorded: Path) -> None:
     )
 
 
+def test_of_the_ranks_of_a_step_done_twice_the_one_with_the_cause_is_named(recorded: Path) -> None:
+    """Only rank 1 draws from other generators; its gradients are in the update of both."""
+    change(recorded, 1, at(1, params=told("elsewhere")))
+    change(recorded, 1, at(1, rng=told("elsewhere")), (1,))
+    verdict = judge_folder(recorded / "struck", None, "auto")
+    assert verdict.diagnosis.startswith(
+        "step 9 was done twice and differs in generators (rank 1, attempt 1)"
+    )
+
+
+def test_an_optimizer_that_steps_out_of_its_turn_is_said_to(recorded: Path) -> None:
+    for path in recorded.glob("*/attempt-*/*.jsonl"):
+        lines = [
+            steps(who=["Adam[2]ab"])(json.loads(line)) for line in path.read_text().splitlines()
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    change(recorded, 2, at(1, who=["SGD[2]cd"], params=told("led astray")))
+    assert (
+        "SGD of 2 tensors stepped where Adam of 2 tensors was due: what tells whose turn it is (a"
+        " counter, say) was not restored"
+    ) in judged(recorded).diagnosis
+
+
 def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) -> None:
     swapped = {13: 14, 14: 13}
     change(
@@ -972,6 +995,27 @@ def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Pa
         finding.status == "not checked"
         and finding.message == f"{said}: from there on the steps have other samples by nature"
     )
+
+
+def test_overflows_after_the_run_went_elsewhere_are_no_cause(recorded: Path) -> None:
+    """The generators differ from step 13 on; gradients of rank 1 overflow before step 15."""
+    change(recorded, 2, steps(rng=told("elsewhere"), params=told("elsewhere")))
+    change(
+        recorded,
+        2,
+        lambda line: (
+            line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line
+        ),
+        (1,),
+    )
+    (path,) = (recorded / "struck" / "attempt-02").glob("rank1-*.jsonl")
+    path.write_text(
+        path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n"
+    )
+    verdict = judged(recorded)
+    assert "the gradient scaler was not restored" not in render(verdict, "audit")
+    assert status(verdict, "exactly once") == ["not checked"]
+    assert verdict.diagnosis.startswith("differs from step 13 on, first in generators")
 
 
 @pytest.mark.parametrize("words", [["."], ["--", "true", "{dir}"]])

@@ -27,7 +27,13 @@ from ecrl_cli.studies.hostile import audit, inputs, readers
 from ecrl_cli.studies.hostile.inputs import all_inputs
 from ecrl_cli.studies.hostile.pickles import payloads
 from ecrl_cli.studies.hostile.readers import isolated
-from ecrl_cli.studies.hostile.store_fixture import FILE_TYPES, GUARD, FixtureTemplate, RunFixture
+from ecrl_cli.studies.hostile.store_fixture import (
+    FILE_TYPES,
+    GUARD,
+    FixtureTemplate,
+    MaliciousInput,
+    RunFixture,
+)
 from ecrl_cli.studies.hostile.study import GROWTH, STUDY
 from ecrl_cli.supervision.run_lock import run_lock
 from tests.studies import concluded, failing
@@ -161,11 +167,14 @@ def test_a_look_that_hangs_or_dies_is_said_to(tmp_path: Path) -> None:
 def test_memory_that_a_look_takes_is_seen(
     template: FixtureTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        readers,
-        "read_input",
-        lambda hostile, fixture: readers.ReadOutcome("detected", str(len(bytearray(100 * 2**20)))),
-    )
+    """Held until it is measured: kernels count pages by processor, and may forget a moment's."""
+    held: list[bytearray] = []
+
+    def look(hostile: MaliciousInput, fixture: RunFixture) -> readers.ReadOutcome:
+        held.append(bytearray(4 * GROWTH))
+        return readers.ReadOutcome("detected", "")
+
+    monkeypatch.setattr(readers, "read_input", look)
     with template.fixture() as fixture:
         found = isolated(lambda: readers.measured(all_inputs()["COMMIT/empty"], fixture), 20)
     assert found["grown"] > GROWTH

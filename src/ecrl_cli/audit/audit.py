@@ -85,7 +85,8 @@ def _run_arms(job: Job, config: AuditConfig, folder: Path, say: Say) -> AuditVer
         f"{plural(len(plan), 'arm')} with failures, roughly"
         f" {human_seconds(spent * sum(1 + len(arm.faults) for arm in plan))}"
     )
-    say(f"one undisturbed run took {human_seconds(spent)}; then {rest}")
+    how = ", started warm" if job.starts.warm else ""
+    say(f"one undisturbed run took {human_seconds(spent)}{how}; then {rest}")
     asked = {
         "command": masked(job.words),
         "config": _without_secrets(config),

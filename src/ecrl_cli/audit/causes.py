@@ -11,6 +11,7 @@ from ecrl_cli.audit.components import (
     GENERATORS,
     MEANING,
     Judged,
+    in_words,
     named,
     optimizers_apart,
 )
@@ -40,6 +41,15 @@ def cause_of(
     its first pass. `names`: what differs.
     """
     first = names[0]
+    if first != "samples" and ours.who and due.who and ours.who != due.who:
+        mine, theirs = (
+            " and ".join(in_words(name, ours.optimizers_before) for name in step.who)
+            for step in (ours, due)
+        )
+        return (
+            f"{mine} stepped where {theirs} was due: what tells whose turn it is (a counter, say)"
+            " was not restored"
+        )
     begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
     fresh = begun is not None and step == (begun.after or 0) + 1
     if first in ("parameters", "optimizer"):

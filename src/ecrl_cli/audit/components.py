@@ -86,6 +86,8 @@ class Judged:
     ignored: frozenset[str] = frozenset()
     # what differs though nothing that follows from it does
     without_effect: frozenset[str] = frozenset()
+    # kinds of files without which no attempt goes on
+    needed: frozenset[str] = frozenset()
 
 
 def value_of(step: Step, component: str) -> object:
@@ -278,17 +280,21 @@ GENERATORS = ("generators", "python generator", "numpy generator")
 
 
 def judged_arm(
-    arm: Arm, reference: Judged | None = None, ignored: frozenset[str] = frozenset()
+    arm: Arm,
+    reference: Judged | None = None,
+    ignored: frozenset[str] = frozenset(),
+    needed: frozenset[str] = frozenset(),
 ) -> Judged:
     """The arm's path, held against the reference's. Left out are a generator whose state differs
     where nothing else ever does (what is drawn from it, a loader's seed, say, is no part of the
     training), and an optimizer's state that differs while all updates that follow are the same (it
-    is kept in another form: an optimizer that each rank holds a part of).
+    is kept in another form: an optimizer that each rank holds a part of). `needed`: the kinds of
+    files without which no attempt goes on (`lineage.resume_kinds`).
     """
     if reference is None:
-        return Judged(arm, path_of(arm), {}, ignored)
+        return Judged(arm, path_of(arm, needed=needed), {}, ignored, needed=needed)
     arm = without_trial_steps(arm, reference.path)
-    path = path_of(arm, reference.path)
+    path = path_of(arm, reference.path, needed)
     differs = compare(path, reference.path, ignored)
     again = {
         name
@@ -307,7 +313,7 @@ def judged_arm(
     )
     idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
     if names and names <= idle and path.last == reference.path.last:
-        return Judged(arm, path, {}, ignored | names, frozenset(names))
+        return Judged(arm, path, {}, ignored | names, frozenset(names), needed)
     drawn = _without_effect(differs, names)
     if drawn:
         left = {
@@ -320,8 +326,9 @@ def judged_arm(
             {step: found for step, found in left.items() if found},
             ignored | drawn,
             drawn,
+            needed,
         )
-    return Judged(arm, path, differs, ignored)
+    return Judged(arm, path, differs, ignored, needed=needed)
 
 
 def _without_effect(differs: dict[int, tuple[str, ...]], names: set[str]) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, ArmFinding, Judged
-from ecrl_cli.audit.lineage import Resumed
+from ecrl_cli.audit.lineage import FinishedCheckpoint, Resumed
 from ecrl_cli.audit.progress import how_it_ended
 from ecrl_cli.audit.records import Arm, Launch
 from ecrl_cli.audit.saving import checkpoints, processes_of, reads
@@ -131,6 +131,7 @@ def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> 
         if one.finished
         and one.attempt <= death.attempt
         and offsets.get(one.attempt, 0) + one.step > 0
+        and FinishedCheckpoint(one.step, one.paths).families >= judged.needed
     ]
     torn = [
         read.path

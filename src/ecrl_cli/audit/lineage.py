@@ -139,10 +139,29 @@ class CommittedSteps:
         return len(set(last.values())) > 1
 
 
-def path_of(arm: Arm, undisturbed: CommittedSteps | None = None) -> CommittedSteps:
+def resume_kinds(arms: Iterable[Arm]) -> frozenset[str]:
+    """The kinds of files that every attempt read which read any part of a checkpoint: without them
+    there is none to go on from (a best model that was saved before is none). Empty if no attempt
+    did.
+    """
+    needed: frozenset[str] | None = None
+    for arm in arms:
+        saves = [FinishedCheckpoint(one.step, one.paths) for one in checkpoints(arm)]
+        loaded: dict[int, list[str]] = {}
+        for one in reads(arm):
+            loaded.setdefault(one.attempt, []).append(one.path)
+        for paths in loaded.values():
+            if kinds := _kinds_of(paths, saves):
+                needed = kinds if needed is None else needed & kinds
+    return needed or frozenset()
+
+
+def path_of(
+    arm: Arm, undisturbed: CommittedSteps | None = None, needed: frozenset[str] = frozenset()
+) -> CommittedSteps:
     """Follow the attempts of `arm`; a later attempt overwrites the steps that it repeats.
     `undisturbed`: the path of the reference, whose states count too: a killed attempt may not have
-    lived to record the one it left behind.
+    lived to record the one it left behind. `needed`: as `resume_kinds` gives them.
     """
     steps: dict[int, dict[int, tuple[int, Step]]] = {}
     again: list[tuple[int, int, int, Step, Step]] = []
@@ -166,7 +185,7 @@ def path_of(arm: Arm, undisturbed: CommittedSteps | None = None) -> CommittedSte
         processes = arm.attempts[number]
         loaded = tuple(dict.fromkeys(one.path for one in read if one.attempt == number))
         begun = (
-            _resumed((number, processes), loaded, states, (saves, enough))
+            _resumed((number, processes), loaded, states, (saves, enough, needed))
             if offsets
             else Resumed(number, 0, "first", (), None)
         )
@@ -355,7 +374,7 @@ def _resumed(
     made: tuple[int, list[Process]],
     loaded: tuple[str, ...],
     states: list[RecordedState],
-    saved: tuple[list[FinishedCheckpoint], list[frozenset[str]]],
+    saved: tuple[list[FinishedCheckpoint], list[frozenset[str]], frozenset[str]],
 ) -> Resumed:
     """How the attempt `made` (number, processes) began, which read the files `loaded`. `saved`: as
     `_newest` takes it.
@@ -384,20 +403,23 @@ def _resumed(
 
 
 def _newest(
-    saves: list[FinishedCheckpoint], enough: list[frozenset[str]], loaded: tuple[str, ...]
+    saves: list[FinishedCheckpoint],
+    enough: list[frozenset[str]],
+    needed: frozenset[str],
+    loaded: tuple[str, ...],
 ) -> int | None:
     """The step of the newest finished checkpoint, of those that hold all kinds of files that were
     read: a file that the job writes more often, or beside its checkpoints (the best model), is
     none. Of the kinds that were `enough` for an earlier attempt, any further one is beside the
-    checkpoint (an earlier phase's).
+    checkpoint (an earlier phase's). Where nothing was read, those `needed` elsewhere count.
     """
-    kinds = _kinds_of(loaded, saves)
+    kinds = _kinds_of(loaded, saves) or needed
     newest = _last_with(kinds, saves)
     others = [_last_with(few, saves) or 0 for few in enough if few and few < kinds]
     return max(newest or 0, min(others)) if others else newest
 
 
-def _kinds_of(loaded: tuple[str, ...], saves: list[FinishedCheckpoint]) -> frozenset[str]:
+def _kinds_of(loaded: Iterable[str], saves: list[FinishedCheckpoint]) -> frozenset[str]:
     """The kinds of the files `loaded` that are parts of `saves`."""
     return frozenset(family(path) for path in loaded) & frozenset(
         kind for save in saves for kind in save.families

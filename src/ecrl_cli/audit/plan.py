@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from ecrl.faults import matches
+from ecrl.files import looks_binary
 from ecrl_cli.audit.components import SHOWN, Judged
 from ecrl_cli.audit.progress import TYPED
 from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, main_file, save_events
@@ -16,6 +17,7 @@ from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError, plural, shown
 
 _NUMBERS = re.compile(r"(\d+)")
+MOST_SAVES = 3  # that are struck by the drawn failures, each with all its points
 
 
 @dataclass(frozen=True)
@@ -281,35 +283,57 @@ def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
 
 
 def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
-    """One death after the other inside a save, at points named by file; the second save where there
-    are two, so that an older checkpoint exists.
-    """
+    """One death after the other inside a save, at points named by file."""
     saves = save_events(reference.arm)
-    steps = sorted({save.step for save in saves})
-    if not steps:
+    if not saves:
         return _inside_unseen_save(reference, saved)
-    step = steps[1] if len(steps) > 1 else steps[0]
-    ranks = sorted({save.rank for save in saves if save.step == step})
     faults: list[PlannedFault] = []
-    for rank in dict.fromkeys((ranks[0], ranks[-1])):
-        # those of one rank are all due at once: whichever the job comes to first happens, one an
-        # attempt
-        attempt = len(faults)
-        # by each of its threads
-        for save in (save for save in saves if save.step == step and save.rank == rank):
-            others = [
-                other
-                for other in saves
-                if other.rank == rank and other.step != step and other.kinds == save.kinds
-            ]
-            for point in points(save, others[0] if others else None, whole=rank == ranks[0]):
-                faults.append(PlannedFault(len(faults), attempt, "kill", rank, step, "save", point))
+    steps = _steps_of_saves(saves)
+    for step in steps:
+        ranks = sorted({save.rank for save in saves if save.step == step})
+        for rank in dict.fromkeys((ranks[0], ranks[-1])):
+            # those of one rank are all due at once: whichever the job comes to first happens, one
+            # an attempt
+            attempt = len(faults)
+            # by each of its threads
+            for save in (save for save in saves if save.step == step and save.rank == rank):
+                others = [
+                    other
+                    for other in saves
+                    if other.rank == rank and other.step != step and other.kinds == save.kinds
+                ]
+                for point in points(save, others[0] if others else None, whole=rank == ranks[0]):
+                    faults.append(
+                        PlannedFault(len(faults), attempt, "kill", rank, step, "save", point)
+                    )
+    where = " and ".join(f"the save of step {step}" for step in steps)
     return PlannedArm(
         "inside-save",
-        f"{plural(len(faults), 'death')}, one an attempt, inside the save of step {step} and those"
-        " after it",
+        f"{plural(len(faults), 'death')}, one an attempt, inside {where} and those after"
+        f" {'it' if len(steps) == 1 else 'them'}",
         tuple(faults),
     )
+
+
+def _steps_of_saves(saves: list[SaveEvents]) -> list[int]:
+    """The steps whose saves are struck: of each kind of file the second one where there are two, so
+    that an older one exists. Files that are saved apart (a best model, say) are struck apart: which
+    of them a restart reads is not known yet.
+    """
+    kinds: dict[int, set[str]] = {}
+    for save in saves:
+        kinds.setdefault(save.step, set()).update(
+            kind_of(path) for _, path in save.events if looks_binary(path)
+        )
+    chosen, covered = set[int](), set[str]()
+    for step in sorted(kinds):
+        new = kinds[step] - covered
+        if (new or not chosen) and len(chosen) < MOST_SAVES:
+            among = [other for other in sorted(kinds) if kinds[other] & new] or sorted(kinds)
+            pick = among[1] if len(among) > 1 else among[0]
+            chosen.add(pick)
+            covered |= kinds[step] | kinds[pick]
+    return sorted(chosen)
 
 
 def _inside_unseen_save(reference: Judged, saved: list[int]) -> PlannedArm | None:

@@ -75,23 +75,27 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
 
 
 def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
-    """The first step that was done twice and not alike."""
-    for number, rank, attempt, before, after in sorted(
-        judged.path.done_again, key=lambda entry: entry[:2]
-    ):
+    """The first step that was done twice and not alike; of its ranks, that in which the cause
+    shows: another rank's gradients are in all updates.
+    """
+    apart = []
+    for number, rank, attempt, before, after in judged.path.done_again:
         first = judged.path.is_first(number, attempt)
         names = tuple(
             name for name in differing(after, before, first) if name not in judged.ignored
         )
         if names:
-            cause = cause_of(judged, number, attempt, before, after, names)
-            said = (
-                f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
-                f" {attempt}): {cause}"
-            )
-            evidence = (f"differs in {', '.join(names)}",)
-            yield ArmFinding("same trajectory", BROKEN, said, judged.arm.name, number, evidence)
-            return
+            place = (number, COMPONENTS.index(names[0]), rank, attempt)
+            apart.append((place, names, before, after))
+    if apart:
+        (number, _, rank, attempt), names, before, after = min(apart, key=lambda one: one[0])
+        cause = cause_of(judged, number, attempt, before, after, names)
+        said = (
+            f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"
+            f" {attempt}): {cause}"
+        )
+        evidence = (f"differs in {', '.join(names)}",)
+        yield ArmFinding("same trajectory", BROKEN, said, judged.arm.name, number, evidence)
 
 
 def _left(judged: Judged, reference: Judged) -> ArmFinding:

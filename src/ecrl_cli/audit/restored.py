@@ -403,7 +403,7 @@ def _settings(begun: Resumed, arm: str, rows: Rows, whose: str) -> Iterator[ArmF
         _, one, other = next(row for row in rows if row[0] == wrong[0])
         of = named(apart[wrong[0]], one.optimizers_before)
         rates = (
-            (f"lr {_rates(one, other)} for {_rates(other, one)}",)
+            (f"lr {_rates(one, other)}, due was {_rates(other, one)}",)
             if one.lr != other.lr
             else ("the learning rate is right: another setting differs",)
         )

@@ -78,6 +78,13 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
                     arm,
                     number,
                 )
+            left = min(judged.differs, default=number)
+            if number > left and (_skips(judged) or _skips(reference)):
+                said = (
+                    f"the run had left the undisturbed one at step {left}, and its gradient scaler"
+                    " skips steps: from there on the steps have other samples by nature"
+                )
+                return ArmFinding(promise, NOT_CHECKED, said, arm, number)
             evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
             return ArmFinding(
                 promise,
@@ -146,7 +153,10 @@ def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[ArmFind
     ours, theirs = _skips(judged), _skips(reference)
     if not ours and not theirs:
         return
+    left = min(judged.differs, default=MAX_STEP)
     for number, rank, _ in walk(judged.path):
+        if number > left:
+            return  # from there on gradients overflow elsewhere by nature
         if rank in reference.path.steps.get(number, {}) and (
             said := _overflowed(judged, reference, (ours, theirs), number, rank)
         ):

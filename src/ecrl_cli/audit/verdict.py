@@ -20,6 +20,7 @@ from ecrl_cli.audit.components import (
 from ecrl_cli.audit.control import CONTROL, control_seen
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
+from ecrl_cli.audit.lineage import resume_kinds
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.restored import restored
 from ecrl_cli.audit.same_files import same_files
@@ -178,7 +179,8 @@ def judge(
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
     inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
-    arms = [judged_arm(arm, reference, ignored) for arm in struck]
+    needed = resume_kinds(struck)
+    arms = [judged_arm(arm, reference, ignored, needed) for arm in struck]
     cold = judged_arm(started_cold, reference, ignored) if started_cold is not None else None
     for judged in arms:
         if cold is not None:
