@@ -68,6 +68,27 @@ def test_a_healthy_job_is_valid(recorded: Path) -> None:
     assert len(verdict.arms[0].path.done_again) == 4
 
 
+def test_a_job_that_starts_a_rank_again_in_a_way_that_is_not_told_is_unknown(
+    recorded: Path,
+) -> None:
+    """Not invalid: the steps of two processes of one attempt cannot be put in order. Where the
+    undisturbed run has two of that rank as well, they are no restart.
+    """
+
+    def twice(arm: str) -> None:
+        first = recorded / arm / "attempt-00" / "rank1-1.jsonl"
+        lines = attempt_lines(1, 8, 10)
+        (first.parent / "rank1-77.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+
+    twice("struck")
+    verdict = judged(recorded)
+    assert (verdict.status, status(verdict, "complete record")) == ("unknown", ["unknown"])
+    assert verdict.diagnosis.startswith("in attempt 0 the job started rank 1 again itself")
+    assert {finding.arm for finding in verdict.findings if finding.status == "broken"} == set()
+    twice("ref")
+    assert "again itself" not in judged(recorded).diagnosis
+
+
 def steps(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda line: line | fields if line["type"] == "step" else line
 

@@ -4,6 +4,7 @@ not checked, with evidence.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ecrl_cli.audit.causes import cause_of
@@ -25,6 +26,7 @@ from ecrl_cli.audit.components import (
 from ecrl_cli.audit.determinism import Determinism, distance
 from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.progress import how_it_ended
+from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
 
@@ -149,6 +151,25 @@ def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinis
     if any(step > since for step in judged.differs):
         return False
     return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
+
+
+def started_again(arm: Arm, references: list[Arm]) -> ArmFinding | None:
+    """Unknown where an attempt had more processes of one rank that made steps than the undisturbed
+    run: something in the job started that rank again, and which steps follow which is not told.
+    torchrun's restarts are, as attempts of their own.
+    """
+    undisturbed = Counter(p.rank for other in references for p in other.processes if p.steps)
+    for number, processes in sorted(arm.attempts.items()):
+        trained = Counter(process.rank for process in processes if process.steps)
+        again = [rank for rank in sorted(trained - undisturbed) if trained[rank] > 1]
+        if again and references:
+            said = (
+                f"in attempt {number} the job started rank {again[0]} again itself, in a way that"
+                " cannot be followed (torchrun's restarts can): turn its restarts off, the audit"
+                " starts it again"
+            )
+            return ArmFinding("complete record", UNKNOWN, said, arm.name)
+    return None
 
 
 def complete_record(judged: Judged, reference: Judged | None = None) -> ArmFinding:

@@ -162,8 +162,11 @@ def judge(
     started_cold = next((arm for arm in faulted if arm.name == promises.COLD), None)
     spoilt = next((arm for arm in faulted if arm.name == CONTROL and not arm.stopped), None)
     struck = [arm for arm in faulted if arm not in (started_cold, spoilt) and not arm.stopped]
+    # the order of their steps is not known: nothing else of them is judged
+    tangled = [again for arm in struck if (again := promises.started_again(arm, references[:1]))]
+    struck = [arm for arm in struck if arm.name not in {finding.arm for finding in tangled}]
     steady = determinism(undisturbed, struck)
-    findings = [steady.finding] if steady.finding is not None else []
+    findings = [*([steady.finding] if steady.finding is not None else []), *tangled]
     for judged in undisturbed:
         findings += [
             f
