@@ -50,7 +50,8 @@ class Datasets:
 
 
 class LitData:
-    """`StreamingDataLoader.state_dict`, no workers."""
+    """`StreamingDataLoader.state_dict`, no workers; a generator of its own, since a loader draws a seed
+    for its workers whenever it begins."""
 
     def __init__(self):
         import litdata
@@ -66,7 +67,7 @@ class LitData:
             writer.done()
             writer.merge()
         data = litdata.StreamingDataset(str(folder), shuffle=True, seed=5)
-        self.loader = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
+        self.loader = litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0, generator=torch.Generator())
 
     def epoch(self, number):
         for batch in self.loader:

@@ -174,6 +174,12 @@ def test_files_that_are_saved_apart_are_struck_apart(tmp_path: Path) -> None:
     )
 
 
+def test_a_data_set_written_before_the_first_step_is_no_save_to_strike(tmp_path: Path) -> None:
+    data = [file(op, "data.bin", 0) for op in ("write", "closed")]
+    arms = drawn(recorded(tmp_path / "ref", process(LAST, *data, *SAVES)))
+    assert {fault.step for fault in arms["inside-save"].faults} == {8}
+
+
 def test_points_of_a_file_that_is_renamed() -> None:
     events = [("write", "tmp1a2b3c_4/last.pt.tmp"), ("rename", "last.pt"), ("remove", "old.pt")]
     assert points(SaveEvents(0, 4, events), None) == [

@@ -15,7 +15,7 @@ import pytest
 
 from ecrl_cli import __version__
 from ecrl_cli.audit.audit import judge_folder, write_result
-from ecrl_cli.audit.components import in_words, judged_arm
+from ecrl_cli.audit.components import ArmFinding, in_words, judged_arm
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.page import STATES, page
 from ecrl_cli.audit.plan import too_few_steps
@@ -627,6 +627,42 @@ def test_of_the_ranks_of_a_step_done_twice_the_one_with_the_cause_is_named(recor
     verdict = judge_folder(recorded / "struck", None, "auto")
     assert verdict.diagnosis.startswith(
         "step 9 was done twice and differs in generators (rank 1, attempt 1)"
+    )
+
+
+def test_a_rank_whose_first_pass_is_lost_is_still_the_cause(recorded: Path) -> None:
+    """Rank 1 died before its first pass of step 9 was on record: the undisturbed run has it."""
+    (path,) = (recorded / "struck" / "attempt-00").glob("rank1-*.jsonl")
+    kept = [line for line in path.read_text().splitlines() if json.loads(line).get("step", 0) < 9]
+    path.write_text("".join(f"{line}\n" for line in kept))
+    change(recorded, 1, at(1, params=told("elsewhere")))
+    change(recorded, 1, at(1, rng=told("elsewhere")), (1,))
+    assert [
+        finding.message
+        for finding in judged(recorded).findings
+        if finding.promise == "same trajectory"
+    ] == [
+        "differs from step 9 on, first in generators: torch generator was used otherwise since the"
+        " restart (attempt 1)"
+    ]
+
+
+def test_what_attempts_share_is_said_once() -> None:
+    findings = tuple(
+        ArmFinding("restored", "kept", f"attempt {number} began with step {step}", "twice", 3)
+        for number, step in ((1, 4), (2, 4), (3, 8), (4, 4))
+    )
+    lines = render(AuditVerdict("valid", "well", findings, (), (), ()), "a").splitlines()
+    assert [line.split(": ", 1)[1] for line in lines[1:]] == [
+        "attempt 1 began with step 4 (attempts 2, 4 alike)",
+        "attempt 3 began with step 8",
+    ]
+
+
+def test_steps_are_counted_apart_from_ranks(recorded: Path) -> None:
+    (finding,) = [one for one in judged(recorded).findings if one.promise == "exactly once"]
+    assert finding.message == (
+        "16 steps of 2 ranks consumed the samples of the undisturbed run, in its order"
     )
 
 

@@ -54,7 +54,7 @@ MEANING = {
     "scale": "the gradient scaler was not restored",
     "model input": (
         "other tensors entered the model: what the job keeps elsewhere, between its data and its"
-        " model (a normaliser, a memory, an environment), was not restored"
+        " model (a normaliser, a recurrent state, a memory, an environment), was not restored"
     ),
     "loss": "something that enters the loss was not restored",
     "buffers": "the model's buffers were not restored",

@@ -318,8 +318,10 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
 def _steps_of_saves(saves: list[SaveEvents]) -> list[int]:
     """The steps whose saves are struck: of each kind of file the second one where there are two, so
     that an older one exists. Files that are saved apart (a best model, say) are struck apart: which
-    of them a restart reads is not known yet.
+    of them a restart reads is not known yet. What is written before the first step is a data set,
+    say, and struck only where there is nothing else.
     """
+    saves = [save for save in saves if save.step > 0] or saves
     kinds: dict[int, set[str]] = {}
     for save in saves:
         kinds.setdefault(save.step, set()).update(

@@ -78,7 +78,8 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
 
 def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
     """The first step that was done twice and not alike; of its ranks, that in which the cause
-    shows: another rank's gradients are in all updates.
+    shows: another rank's gradients are in all updates. None if only the undisturbed run shows it:
+    a rank may have died before its first pass was on record.
     """
     apart = []
     for number, rank, attempt, before, after in judged.path.done_again:
@@ -90,7 +91,9 @@ def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
             place = (number, COMPONENTS.index(names[0]), rank, attempt)
             apart.append((place, names, before, after))
     if apart:
-        (number, _, rank, attempt), names, before, after = min(apart, key=lambda one: one[0])
+        (number, earliest, rank, attempt), names, before, after = min(apart, key=lambda one: one[0])
+        if COMPONENTS.index(judged.differs.get(number, names)[0]) < earliest:
+            return
         cause = cause_of(judged, number, attempt, before, after, names)
         said = (
             f"step {number} was done twice and differs in {names[0]} (rank {rank}, attempt"

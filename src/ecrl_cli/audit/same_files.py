@@ -291,8 +291,8 @@ def _differences_of_values(
     attempt = [difference for difference in differing if _is_of_attempt(difference)]
     aside = (
         [
-            f"{', '.join(difference.key for difference in attempt[:3])}: of an attempt, not of the"
-            " training"
+            f"{', '.join(difference.key for difference in attempt[:3])}: a count, time or path of"
+            " one attempt, not of the training"
         ]
         if attempt
         else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ecrl_cli.audit.causes import is_order, is_shuffled
@@ -40,12 +40,12 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
     the order is free.
     """
     promise, arm = "exactly once", judged.arm.name
-    known = [step for _, _, step in walk(judged.path) if step.samples]
+    known = {(number, rank): step for number, rank, step in walk(judged.path) if step.samples}
     if reference is None:
         return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
     if not known:
         return _by_inputs(judged, reference)
-    free = order == "free" or (order == "auto" and not all(step.by_id for step in known))
+    free = order == "free" or (order == "auto" and not all(step.by_id for step in known.values()))
     if free:
         return _as_often(judged, reference)
     gap = unrecorded(judged, reference, ("samples",))
@@ -97,9 +97,17 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
     return ArmFinding(
         promise,
         KEPT,
-        f"{plural(len(known), 'step')} consumed the samples of the undisturbed run, in its order",
+        f"{_steps_of_ranks(known)} consumed the samples of the undisturbed run, in its order",
         arm,
     )
+
+
+def _steps_of_ranks(places: Iterable[tuple[int, int]]) -> str:
+    """How many steps the `places` (step, rank) are, and of how many ranks."""
+    places = list(places)
+    steps = plural(len({number for number, _ in places}), "step")
+    ranks = len({rank for _, rank in places})
+    return f"{steps} of {ranks} ranks" if ranks > 1 else steps
 
 
 def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
@@ -419,12 +427,13 @@ def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
                     promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number
                 )
     if not checked:
-        return ArmFinding(
-            promise,
-            NOT_CHECKED,
-            "no step with known sample ids and input hashes could be compared",
-            arm,
+        said = (
+            "no step with known sample ids and input hashes could be compared"
+            if any(step.samples for _, _, step in walk(judged.path))
+            else "the job has no DataLoader: what entered its model is judged as a part of the"
+            " trajectory"
         )
+        return ArmFinding(promise, NOT_CHECKED, said, arm)
     return ArmFinding(
         promise, KEPT, f"{plural(checked, 'step')} with the same samples had the same tensors", arm
     )

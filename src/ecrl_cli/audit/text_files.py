@@ -180,7 +180,7 @@ def _differences_of_documents(
         place for place in unlike if not (_of_attempt(first[place]) or _of_attempt(ours[place]))
     ]
     aside = (
-        [f"line {unlike[0] + 1}: of an attempt, not of the training"]
+        [f"line {unlike[0] + 1}: a count, time or path of one attempt, not of the training"]
         if len(judged) < len(unlike)
         else []
     )

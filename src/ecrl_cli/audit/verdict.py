@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ CAUSES = (
 # What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came
 # from.
 _LINEAGE = ("restored",)
+_ATTEMPT = re.compile(r"attempt (\d+)")
 
 
 @dataclass(frozen=True)
@@ -337,14 +339,30 @@ def _by_cause(finding: ArmFinding) -> tuple[int, int]:
     return step, CAUSES.index(finding.promise.partition(":")[0])
 
 
+def _folded(findings: list[ArmFinding]) -> Iterator[ArmFinding]:
+    """The findings, of those that only the attempt tells apart the first, which names the others'
+    attempts.
+    """
+    alike: dict[object, list[ArmFinding]] = {}
+    for finding in findings:
+        said = _ATTEMPT.sub("attempt #", finding.message)
+        kind = (finding.promise, finding.status, finding.arm, finding.evidence, said)
+        alike.setdefault(kind, []).append(finding)
+    for first, *others in alike.values():
+        named = [_ATTEMPT.search(finding.message) for finding in others]
+        numbers = [match[1] for match in named if match is not None]
+        also = f" (attempts {', '.join(numbers)} alike)" if numbers else ""
+        yield replace(first, message=f"{first.message}{also}")
+
+
 def render(verdict: AuditVerdict, name: str) -> str:
     """Text for the terminal: the diagnosis, then promises that were not kept with their evidence,
-    then the rest, one line each.
+    then the rest, one line each; what several attempts of an arm share is said once.
     """
     lines = [f"{name}: {verdict.status}: {verdict.diagnosis}{verdict.where}"]
     unseen = [f"  not seen    {trouble}" for trouble in verdict.troubles[:8]]
     lines += unseen if verdict.status == "unknown" else []  # then they decided
-    for finding in verdict.in_order():
+    for finding in _folded(verdict.in_order()):
         where = f" [{finding.arm}]" if finding.arm else ""
         lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
         if finding.status != KEPT:

@@ -355,7 +355,7 @@ class Rivals:
 @dataclass(frozen=True)
 class Libraries:
     """Jobs in released libraries under the whole audit. `python`: the interpreter that has them
-    (docs/results/libraries/constraints.txt); `only`: rows whose name holds this text; `examples`:
+    (examples/libraries/constraints.txt); `only`: rows whose name holds this text; `examples`:
     also those of examples/jobs.
     """
 
