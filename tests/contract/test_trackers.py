@@ -229,6 +229,8 @@ def test_a_step_is_told_when_a_checkpoint_covers_it_or_the_run_has_come_to_its_e
     monkeypatch.setattr(Prometheus, "LIVE", False)
     layout, steps = build_blk(tmp_path), list[int]()
     monkeypatch.setattr(Prometheus, "step", lambda self, step, values: steps.append(step))
+    with layout.attempt(0).checkpoints.open("a") as log:
+        log.write('{"event":"comm\n')  # torn by a death, closed by the next process that wrote
     with without(tmp_path, layout.attempt(1).folder, layout.attempt(2).folder, layout.supervisor):
         Follower(layout.root, "prometheus", "").end()
     assert steps == list(range(1, 7)), "died at step 9, saved after 6"

@@ -1,10 +1,11 @@
 """Ray Train on two CPU workers (gloo): rank 0 gives each checkpoint, with every rank's generator, to ray.train.report; the same name and storage path find it again when the script is started anew.
---bug: the optimizer's state is not loaded. --no_wait: training goes on while the controller has not noted the checkpoint yet, which it does when it polls next."""
+--bug: the optimizer's state is not loaded. --no_wait: training goes on while the controller has not noted the checkpoint yet, which it does when it polls next. --failures N: Ray starts the workers again itself."""
 
 import argparse, os, tempfile
 
 p = argparse.ArgumentParser()
 p.add_argument("--out", required=True)
+p.add_argument("--failures", type=int, default=0)
 for f in ("bug", "no_wait"):
     p.add_argument("--" + f, action="store_true")
 
@@ -21,12 +22,16 @@ def train(config):
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     x = torch.randn(48, 6)
-    net = ray.train.torch.prepare_model(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1)))
+    net = ray.train.torch.prepare_model(
+        nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+    )
     torch.manual_seed(100 + rank)
     opt = torch.optim.AdamW(net.parameters(), 1e-2)
     sampler = DistributedSampler(x, world, rank, shuffle=True, seed=3)
     # With a generator of its own the loader draws nothing from the one that is restored.
-    loader = DataLoader(TensorDataset(x), batch_size=2, sampler=sampler, generator=torch.Generator())
+    loader = DataLoader(
+        TensorDataset(x), batch_size=2, sampler=sampler, generator=torch.Generator()
+    )
     epoch, done, step = 0, 0, 0
     if (kept := ray.train.get_checkpoint()) is not None:
         with kept.as_directory() as d:
@@ -53,11 +58,15 @@ def train(config):
                     saved = None
                     if rank == 0:
                         s = {"net": net.module.state_dict(), "opt": opt.state_dict(), "rng": rng}
-                        torch.save(s | {"epoch": epoch, "done": i + 1, "step": step}, f"{d}/state.pt")
+                        torch.save(
+                            s | {"epoch": epoch, "done": i + 1, "step": step}, f"{d}/state.pt"
+                        )
                         saved = ray.train.Checkpoint.from_directory(d)
                     ray.train.report({"loss": loss.item()}, checkpoint=saved)
                 if not config["no_wait"]:
-                    ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
+                    ray.train.get_all_reported_checkpoints(
+                        ray.train.CheckpointConsistencyMode.COMMITTED
+                    )
         done = 0
 
 
@@ -69,7 +78,7 @@ if __name__ == "__main__":
     if args.no_wait:  # 2 s otherwise: makes the moment longer, to be met each time
         os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "20"
     import ray
-    from ray.train import RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     there = "RAY_ADDRESS" in os.environ  # a cluster that was started before
@@ -78,5 +87,9 @@ if __name__ == "__main__":
         train,
         train_loop_config=vars(args),
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(name="run", storage_path=os.path.abspath(args.out)),
+        run_config=RunConfig(
+            name="run",
+            storage_path=os.path.abspath(args.out),
+            failure_config=FailureConfig(max_failures=args.failures),
+        ),
     ).fit()

@@ -94,7 +94,9 @@ class Follower:
                 self.said = step
 
     def _new_lines(self, of: Callable[[AttemptLayout], Path]) -> Iterator[dict[str, Any]]:
-        """The whole lines that have been added to that file of any attempt."""
+        """The whole lines that have been added to that file of any attempt; one that a process left
+        torn, and another closed, is passed over.
+        """
         for path in (of(self.layout.attempt(attempt)) for attempt in self.layout.attempts()):
             if not path.exists():
                 continue
@@ -103,7 +105,12 @@ class Follower:
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
-            yield from (json.loads(line) for line in whole.splitlines())
+            for line in whole.splitlines():
+                try:
+                    values = json.loads(line)
+                except ValueError:
+                    continue
+                yield values
 
     def end(self) -> None:
         """Tells the tracker the rest: the steps of a run that has come to its end, metrics and
