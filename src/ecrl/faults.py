@@ -154,9 +154,12 @@ class Faults:
             entry = self._due("save", steps)
         return {**entry, "how": "torn"} if entry is not None else None
 
-    def at_file(self, path: str, points: Tuple[str, ...], steps: int) -> Optional[Dict[str, Any]]:
+    def at_file(
+        self, path: str, points: Tuple[str, ...], steps: int, without: str = ""
+    ) -> Optional[Dict[str, Any]]:
         """The failure that is due at one of `points` of the file `path` (relative to the arm's
-        folder), with its `how`; it is no longer due then.
+        folder), with its `how`; it is no longer due then. `without`: wildcards that must not stand
+        for the whole name of this file (*), or in it (#).
         """
         if not self._entries:
             return None
@@ -168,6 +171,7 @@ class Faults:
                 and entry["step"] <= steps + self.offset
                 and entry["rank"] == rank
                 and matches(path, pattern)
+                and not _too_wild(pattern.rsplit("/", 1)[-1], without)
             ):
                 self._entries.remove(entry)
                 return {**entry, "how": how}
@@ -212,6 +216,10 @@ class Faults:
         act = ACTS.get(entry["kind"])
         if act is not None:
             act()
+
+
+def _too_wild(name: str, without: str) -> bool:
+    return ("*" in without and name == "*") or ("#" in without and ("#" in name or "*" in name))
 
 
 def matches(path: str, pattern: str) -> bool:

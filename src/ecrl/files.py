@@ -150,9 +150,10 @@ class FileEvents:
 
     def opens(self, path: str, append: bool = False) -> None:
         """`path` is about to be opened for writing."""
-        self.inject(path, ("before",))
+        # a pattern stands for files of a save, of which none is a log that goes on
+        self.inject(path, ("before",), named=append)
         self.note("write", path, append=append)
-        self.inject(path, POINTS)
+        self.inject(path, POINTS, named=append)
         if not append:
             found = self.follower()
             self._open[path] = [
@@ -211,14 +212,15 @@ class FileEvents:
 
     # -- planned failures
 
-    def inject(self, path: str, points: Tuple[str, ...]) -> None:
+    def inject(self, path: str, points: Tuple[str, ...], named: bool = False) -> None:
         """Carry out the failure that is planned for this point, or keep it until the file is
-        closed.
+        closed. `named`: only if the plan calls the file by its name.
         """
         found = self.follower()
         if found is None or path in self.pending:
             return
-        entry = found.faults.at_file(self.relative(path), points, found.steps)
+        without = "*#" if named else "" if looks_binary(path) else "*"
+        entry = found.faults.at_file(self.relative(path), points, found.steps, without)
         if entry is None and "torn" in points and looks_binary(path):
             entry = found.faults.in_save(
                 found.steps, self.in_another_thread(found, threading.get_ident())

@@ -344,6 +344,26 @@ def test_a_checkpoint_that_was_not_finished_is_not_the_newest(tmp_path: Path) ->
     assert [(begun.after, begun.newest_saved) for begun in judged_arm(arm).path.resumed] == [(4, 4)]
 
 
+def test_a_pointer_that_moved_before_its_file_is_no_newer_checkpoint(tmp_path: Path) -> None:
+    """Attempt 2 reads the pointer, finds no file where it leads, and does no step."""
+
+    def part(name: str, step: int) -> list[Line]:
+        return [file(op, name, step) for op in ("write", "closed")]
+
+    whole = [*part("step-4/model.bin", 4), *part("latest", 4)]
+    again = [file("read", "latest", 0), file("read", "step-4/model.bin", 0)]
+    arm = recorded(
+        tmp_path / "struck",
+        process(6, *whole),
+        process(10, *again, *part("latest", 4), first=4, attempt=1),
+        [{"type": "process", "format": 1, "rank": 0, "world_size": 1}, file("read", "latest", 0)],
+    )
+    needed = resume_kinds([arm])
+    assert needed == {"latest", "step-#/model.bin"}
+    resumed = judged_arm(arm, needed=needed).path.resumed
+    assert [begun.newest_saved for begun in resumed] == [4, 4]
+
+
 def test_a_checkpoint_that_is_read_by_its_folder_is_known(tmp_path: Path) -> None:
     """As DCP does: an older one is told from the newest."""
     again = process(
@@ -471,7 +491,7 @@ def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_fro
     assert (finding.status, finding.message) == (
         KEPT,
         "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
-        " checkpoint; of 1 more it is not on record",
+        " checkpoint; what followed 1 further death is not on record",
     )
     assert finding.evidence == ("nothing was started after checkpoint-12/model.bin empty",)
 

@@ -258,6 +258,24 @@ def test_a_death_inside_a_save_leaves_what_is_planned(
     assert line["path"].replace("2", "#").endswith(point.rpartition(":")[0].split("/")[-1])
 
 
+def test_a_pattern_for_a_file_of_a_save_stands_for_no_log(tmp_path: Path) -> None:
+    """A save through a random temporary name, and logs beside it."""
+    code = """
+        import os, tempfile
+        step()
+        open(out + "/run-1.log", "a").close()
+        open(out + "/table.csv", "w").close()
+        with os.fdopen(tempfile.mkstemp(dir=out)[0], "wb") as file:
+            file.write(b"x" * 100)
+    """
+    lines = run(tmp_path, code, [strike("*:torn")], rc=-9)
+    (line,) = [line for line in lines if line["type"] == "strike"]
+    assert line["path"].startswith("tmp")
+    (tmp_path / "named").mkdir()
+    lines = run(tmp_path / "named", code, [strike("run-#.log:before")], rc=0)
+    assert not [line for line in lines if line["type"] == "strike"]
+
+
 def test_a_planned_error_inside_a_save_reaches_the_job(tmp_path: Path) -> None:
     code = SAVE.replace(
         "    import os\n",

@@ -647,6 +647,93 @@ def test_a_rank_whose_first_pass_is_lost_is_still_the_cause(recorded: Path) -> N
     ]
 
 
+def test_a_run_that_goes_on_for_longer_is_equal_as_far_as_there_is_something_to_equal(
+    recorded: Path,
+) -> None:
+    for name in ("ref", "ref2"):
+        for path in (recorded / name).glob("attempt-*/*.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            kept = [line for line in lines if line.get("step", line.get("n", 0)) <= LAST - 2]
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    verdict = judged(recorded)
+    assert verdict.diagnosis == "ended at step 16, the undisturbed run at step 14"
+    assert lines_of(verdict, "same trajectory") == [
+        (
+            "kept",
+            "the first 14 steps are bit for bit those of the undisturbed run, which ended there",
+        )
+    ]
+    assert lines_of(verdict, "exactly once") == [
+        (
+            "kept",
+            "14 steps of 2 ranks consumed the samples of the undisturbed run, in its order, which"
+            " ended there",
+        )
+    ]
+
+
+def test_what_an_attempt_had_is_held_against_one_that_came_there_by_training(
+    tmp_path: Path,
+) -> None:
+    """Attempt 1 leaves the undisturbed run and saves step 12; 2 and 3 both begin there with a scale
+    that no longer is the one of attempt 1's step 13.
+    """
+    folder = went_elsewhere(tmp_path, (0, 8), (8, 14), (12, LAST))
+    change(folder, 2, steps(scale=2.0))
+    shutil.copytree(folder / "struck" / "attempt-02", folder / "struck" / "attempt-03")
+    launches = json.loads((folder / "struck" / "arm.json").read_text())["launches"]
+    more = {"launches": [*launches, launches[-1] | {"attempt": 3}]}
+    (folder / "struck" / "arm.json").write_text(json.dumps(more))
+    assert [status for status, _ in lines_of(judged(folder), "restored: scaler")] == [
+        "broken",
+        "broken",
+    ]
+
+
+def test_a_loss_that_the_update_computes_itself_follows_from_the_optimizers_state(
+    recorded: Path,
+) -> None:
+    """LBFGS: the first loss of its closure is right, the second comes after a wrong direction."""
+    for path in recorded.glob("*/attempt-*/*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] == "step":
+                line["losses"] = [*line["losses"], 0.5]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def other_direction(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "step" and line["step"] == 1:
+            return line | {"losses": [line["losses"][0], 0.75], "params": told("astray")}
+        return line
+
+    change(recorded, 2, starts(optimizer=told("fresh"), entries=0))
+    change(recorded, 2, other_direction)
+    ((_, message),) = lines_of(judged(recorded), "same trajectory")
+    assert message == (
+        "differs from step 13 on, first in loss: the optimizer's state before it was not that of"
+        " the undisturbed run (attempt 2)"
+    )
+
+
+def test_a_loader_that_is_asked_beside_the_last_one_is_named(recorded: Path) -> None:
+    """Two loaders are zipped: the batches of one are on no step's account."""
+    for path in recorded.glob("*/attempt-*/*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        other = [
+            {"type": "batch", "n": 100 + line["n"], "loader": 1, "ids": [1], "hash": "h"}
+            for line in lines
+            if line["type"] == "batch"
+        ]
+        path.write_text(
+            "".join(json.dumps(line) + "\n" for line in [*lines[:1], *other, *lines[1:]])
+        )
+    ((said, message),) = lines_of(judged(recorded), "exactly once")
+    assert said == "kept" and message.endswith(
+        "only those of the DataLoader asked last in each step: of 1 more the tensors are judged,"
+        " where they enter the model"
+    )
+
+
 def test_what_attempts_share_is_said_once() -> None:
     findings = tuple(
         ArmFinding("restored", "kept", f"attempt {number} began with step {step}", "twice", 3)
@@ -1021,7 +1108,13 @@ def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
         (0,),
     )
     verdict = judged(recorded)
-    assert status(verdict, "exactly once") == ["broken"]
+    assert lines_of(verdict, "exactly once") == [
+        (
+            "not checked",
+            "the run had left the undisturbed one at step 13, and that step 15 has other samples"
+            " may follow from it",
+        )
+    ]
     assert (
         verdict.diagnosis
         == "in step 13, rank 0, 1: the gradient scaler was not restored (attempt 2)"
@@ -1232,7 +1325,7 @@ def test_the_headline_names_the_arm_where_there_are_several(recorded: Path) -> N
     change(recorded, 2, starts(optimizer=told("fresh"), entries=0))
     assert "[struck]" not in render(judged(recorded), "audit").splitlines()[0]
     shutil.copytree(recorded / "struck", recorded / "twice")
-    assert render(judged(recorded), "audit").splitlines()[0].endswith(" [struck]")
+    assert render(judged(recorded), "audit").splitlines()[0].endswith(" [struck, twice]")
 
 
 def test_tensors_of_another_step_at_the_models_door_are_a_lost_position(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_lost_value_is_told_beside_the_tensors_that_follow_from_it(tmp_path: P
     finding = _judged(tmp_path, undisturbed, disturbed)
     assert finding.message == (
         "best.pt: 1 of 1 tensor differs, first its only one;"
-        " last.pt: best is 0.25, in both undisturbed runs 0.5; and 1 file more"
+        " last.pt: best is 0.25, in both undisturbed runs 0.5; 1 more file differs"
     )
     assert finding.evidence == ("copy.pt: 1 of 1 tensor differs, first its only one",)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ecrl_cli.config.studies import RACE_JOBS, RACERS
-from ecrl_cli.studies.frame.study import Record, Trial
-from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, _run, libraries
-from ecrl_cli.studies.rivals.bench import RaceBench
+from ecrl_cli.studies.frame.study import Record, StudyContext, Trial
+from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, _python, _run, libraries
+from ecrl_cli.studies.rivals.bench import RaceBench, python_of
 from ecrl_cli.studies.rivals.ckpt_chaos import _ROW
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, subjects
@@ -88,6 +88,18 @@ def test_each_library_has_a_script_and_each_package_a_pinned_version() -> None:
     assert all((folder / row.script).is_file() for row in rows)
     names = {re.sub(r"[-_.]+", "-", name).lower() for row in rows for name in row.packages}
     assert names <= pinned
+
+
+def test_an_interpreter_named_from_here_is_found_from_a_jobs_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "environments" / "ckpt-chaos" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.chdir(tmp_path)
+    assert python_of("environments", "ckpt-chaos") == str(python)
+    keys = SimpleNamespace(python="environments/ckpt-chaos/bin/python")
+    assert _python(cast(StudyContext, SimpleNamespace(keys=keys))) == str(python)
 
 
 def test_a_promise_is_as_good_as_its_worst_arm_and_untried_where_no_arm_has_it() -> None:

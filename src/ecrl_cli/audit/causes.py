@@ -33,6 +33,11 @@ BUCKETS = (
     " restarts exact"
 )
 
+BESIDE = (
+    "other tensors entered the model: the position of a DataLoader that is asked beside the last"
+    " one, or what the job keeps between its data and its model, was not restored"
+)
+
 
 def cause_of(
     judged: Judged, step: int, attempt: int, due: Step, ours: Step, names: Sequence[str]
@@ -73,6 +78,8 @@ def cause_of(
             f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
         )
     if first == "loss":
+        if fresh and _closure_apart(due, ours):
+            return _of_update(judged, begun, due, ours, "optimizer")
         return (
             ELSEWHERE
             if fresh and not _state_apart(due, ours)
@@ -87,7 +94,9 @@ def cause_of(
         elsewhere = _entered_at(judged.path, step, ours)
         if elsewhere is not None and not ours.samples:
             return f"the tensors of step {elsewhere} entered the model: {MEANING['samples']}"
-        return MEANING[first] if fresh else _later(step, begun, MEANING[first])
+        beside = any(process.loaders_beside for process in judged.arm.processes)
+        said = BESIDE if beside and ours.samples else MEANING[first]
+        return said if fresh else _later(step, begun, said)
     return MEANING[first]
 
 
@@ -147,6 +156,13 @@ def _generator_apart(due: Step, ours: Step, component: str) -> bool:
 
 def _state_apart(due: Step, ours: Step) -> bool:
     return any(_before_apart(due, ours, name) for name in ("parameters", "optimizer", "settings"))
+
+
+def _closure_apart(due: Step, ours: Step) -> bool:
+    """Whether the step's first loss is right and those that its update computes itself are not: as
+    LBFGS does, from parameters that it has moved.
+    """
+    return len(ours.losses) > 1 and len(due.losses) > 1 and ours.losses[0] == due.losses[0]
 
 
 def _later(step: int, begun: Resumed | None, otherwise: str) -> str:

@@ -65,12 +65,14 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
             arm.name,
         )
         return
+    whole = any(one.newest_saved is not None for one in judged.path.resumed)
     said = (
-        f"after {plural(len(recovered), 'death')} inside a save ({told}) it went on from a finished"
-        " checkpoint"
+        f"after {plural(len(recovered), 'death')} inside a save ({told}) it went on"
+        f"{' from a finished checkpoint' if whole else ''}"
     )
     open_ones = tuple(finding.message for _, finding in after if finding is not None)
-    said += f"; of {len(open_ones)} more it is not on record" if open_ones else ""
+    more = plural(len(open_ones), "further death")
+    said += f"; what followed {more} is not on record" if open_ones else ""
     yield ArmFinding(RECOVERABLE, KEPT, said, arm.name, evidence=open_ones)
 
 

@@ -140,9 +140,9 @@ class CommittedSteps:
 
 
 def resume_kinds(arms: Iterable[Arm]) -> frozenset[str]:
-    """The kinds of files that every attempt read which read any part of a checkpoint: without them
-    there is none to go on from (a best model that was saved before is none). Empty if no attempt
-    did.
+    """The kinds of files that every attempt read which read any part of a checkpoint and trained:
+    without them there is none to go on from (a best model that was saved before is none). Empty if
+    no attempt did.
     """
     needed: frozenset[str] | None = None
     for arm in arms:
@@ -150,7 +150,12 @@ def resume_kinds(arms: Iterable[Arm]) -> frozenset[str]:
         loaded: dict[int, list[str]] = {}
         for one in reads(arm):
             loaded.setdefault(one.attempt, []).append(one.path)
-        for paths in loaded.values():
+        trained = {
+            number
+            for number, made in arm.attempts.items()
+            if any(process.steps for process in made)
+        }
+        for paths in (paths for number, paths in loaded.items() if number in trained):
             if kinds := _kinds_of(paths, saves):
                 needed = kinds if needed is None else needed & kinds
     return needed or frozenset()
@@ -411,9 +416,9 @@ def _newest(
     """The step of the newest finished checkpoint, of those that hold all kinds of files that were
     read: a file that the job writes more often, or beside its checkpoints (the best model), is
     none. Of the kinds that were `enough` for an earlier attempt, any further one is beside the
-    checkpoint (an earlier phase's). Where nothing was read, those `needed` elsewhere count.
+    checkpoint (an earlier phase's). Those that every attempt `needed` count, read or not.
     """
-    kinds = _kinds_of(loaded, saves) or needed
+    kinds = _kinds_of(loaded, saves) | needed
     newest = _last_with(kinds, saves)
     others = [_last_with(few, saves) or 0 for few in enough if few and few < kinds]
     return max(newest or 0, min(others)) if others else newest

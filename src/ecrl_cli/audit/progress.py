@@ -27,6 +27,8 @@ def how_it_ended(arm: Arm, launch: Launch) -> str:
     """
     reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt)
     error = last_words(arm.folder, launch.attempt)
+    if "FileNotFoundError" in error:  # another file is missing
+        reading = reading.replace(" while it read ", " after it had read ")
     return f"{ending(launch.exit_code, launch.signal)}{reading}{f': {error}' if error else ''}"
 
 

@@ -67,13 +67,11 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
     ]
     if not compared:
         return ArmFinding(promise, NOT_CHECKED, "neither losses nor digests are on record", arm)
-    return ArmFinding(
-        promise,
-        KEPT,
-        f"all {plural(judged.path.last, 'step is', 'steps are')} bit for bit those of the"
-        " undisturbed run",
-        arm,
-    )
+    further = judged.path.last > reference.path.last
+    steps = plural(min(judged.path.last, reference.path.last), "step is", "steps are")
+    said = f"{'the first' if further else 'all'} {steps} bit for bit those of the undisturbed run"
+    said += ", which ended there" if further else ""
+    return ArmFinding(promise, KEPT, said, arm)
 
 
 def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
@@ -216,9 +214,9 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"
     ]
     if known:
-        steps = ", ".join(f"step {begun.after}" for begun in known)
+        steps = ", ".join(f"attempt {begun.attempt} of step {begun.after}" for begun in known)
         return ArmFinding(
-            promise, KEPT, f"each attempt went on from the newest finished checkpoint: {steps}", arm
+            promise, KEPT, f"the newest finished checkpoint was gone on from: {steps}", arm
         )
     if began_anew:
         return ArmFinding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,6 +54,8 @@ class Process:
     calls: list[dict[str, Any]] = field(default_factory=list)
     # operations on files of the arm's folder, in their order
     files: list[dict[str, Any]] = field(default_factory=list)
+    # loaders of which one batch a step came and is on no step's account: it was zipped with another
+    loaders_beside: int = 0
     # after which steps a loader that is trained on came to its end
     epochs: list[int] = field(default_factory=list)
     # the same of every loader: which, and after which step
@@ -218,10 +221,20 @@ def read_process(path: Path, attempt: int) -> Process:
                 f"is no line of format {FORMAT} ({type(error).__name__}: {error})"[:300],
             ) from error
     trained_on = {batch.loader for step in process.steps for batch in step.batches}
+    process.loaders_beside = _loaders_beside(process, batches, trained_on)
     process.epochs = [
         after for loader, after in process.ended if loader in trained_on or not trained_on
     ]
     return process
+
+
+def _loaders_beside(process: Process, left: dict[int, Batch], trained_on: set[int]) -> int:
+    """How many loaders gave about one batch a step, none of which a step consumed. `left`: the
+    batches that none did.
+    """
+    given = Counter(batch.loader for batch in left.values() if batch.loader not in trained_on)
+    steps = len(process.steps)
+    return sum(steps > 3 and abs(count - steps) <= 1 for count in given.values())
 
 
 def _lines(path: Path, process: Process) -> Iterator[dict[str, Any]]:

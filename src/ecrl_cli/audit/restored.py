@@ -19,7 +19,7 @@ from ecrl_cli.audit.components import (
     named,
     optimizers_apart,
 )
-from ecrl_cli.audit.lineage import Resumed
+from ecrl_cli.audit.lineage import CommittedSteps, Resumed
 from ecrl_cli.audit.steps import Step, same_number
 from ecrl_cli.errors import plural
 
@@ -147,14 +147,24 @@ def _due(judged: Judged, begun: Resumed, reference: Judged | None) -> Due:
     left = min((step for step in judged.differs if step <= (begun.after or 0)), default=None)
     if left is None:
         return Due("the undisturbed run", theirs)
-    own = {
-        (number, rank): first
-        for number, rank, attempt, first, _ in judged.path.done_again
-        if attempt == begun.attempt
-    }
+    own = _own_passes(judged.path, begun)
     if any(number == (begun.after or 0) + 1 for number, _ in own):
         return Due("its own first pass", lambda *place: own.get(place), left)
     return Due("the undisturbed run", theirs, left, certain=False)
+
+
+def _own_passes(path: CommittedSteps, begun: Resumed) -> dict[tuple[int, int], Step]:
+    """By number and rank, the steps that the attempt did again as they were done by an attempt that
+    came to where this one began: not by those that began there too.
+    """
+    passes: dict[tuple[int, int], Step] = {}
+    for number, rank, attempt, first, again in path.done_again:
+        if attempt <= begun.attempt:
+            passes.setdefault((number, rank), first)
+        if attempt < begun.attempt and path.offsets[attempt] < (begun.after or 0):
+            passes[number, rank] = again
+    here = {place[:2] for place in path.done_again if place[2] == begun.attempt}
+    return {place: step for place, step in passes.items() if place in here}
 
 
 def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> ArmFinding:
@@ -322,7 +332,7 @@ def _against(judged: Judged, begun: Resumed, due: Due, stable: Stable) -> Iterat
     ):
         wrong = [rank for rank, one, other in buffers if one != other]
         said = f"after step {number}, rank {', '.join(map(str, wrong))}: {MEANING['buffers']}"
-        kept = f"{who} had those of {due.whose} after step {number}"
+        kept = f"{who} had those of {due.whose} after its first step, step {number}"
         findings.append(
             ArmFinding("restored: buffers", BROKEN, said, arm, number)
             if wrong

@@ -103,7 +103,7 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
         sentences = list(seen.broken.values())
         lead = _lead(sentences)
         more = len(sentences) - len(lead)
-        rest = f"; and {plural(more, 'file')} more" if more else ""
+        rest = f"; {plural(more, 'more file differs', 'more files differ')}" if more else ""
         chance = "" if stable else ": the job is not deterministic, it may be chance"
         return ArmFinding(
             PROMISE,
@@ -117,7 +117,9 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
         return ArmFinding(
             PROMISE,
             NOT_CHECKED,
-            "the undisturbed runs leave no file that they agree in",
+            "nothing that the undisturbed runs agree in could be compared"
+            if aside
+            else "the undisturbed runs leave no file that they agree in",
             arm,
             None,
             aside,
@@ -152,7 +154,8 @@ def _compared(
     seen = _Comparison(ours, extra, restarts, graceful)
     for name, content in first.files.items():
         if reason := not_judged(name):
-            seen.aside.append(f"{visible(name)}: {reason}")
+            if name not in ours.files or not _equal([content], ours.files[name]):
+                seen.aside.append(f"{visible(name)}: {reason}")
         elif any(
             name not in other.files or other.files[name].kind != content.kind for other in others
         ):
@@ -193,8 +196,8 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
     differences, aside, same = _differences(name, theirs, content, seen.restarts)
     if differences and seen.graceful and _of_another_moment(theirs, content):
         seen.aside.append(
-            f"{shown}: saved at another moment than in the undisturbed runs, after"
-            f" {_moment(content)}"
+            f"{shown}: the signal had it saved at another step than in the undisturbed runs"
+            f" ({_moment(content)})"
         )
         return
     seen.aside += [f"{shown}: {text}" for text in aside]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ecrl_cli.audit.causes import is_order, is_shuffled
@@ -78,13 +78,8 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
                     arm,
                     number,
                 )
-            left = min(judged.differs, default=number)
-            if number > left and (_skips(judged) or _skips(reference)):
-                said = (
-                    f"the run had left the undisturbed one at step {left}, and its gradient scaler"
-                    " skips steps: from there on the steps have other samples by nature"
-                )
-                return ArmFinding(promise, NOT_CHECKED, said, arm, number)
+            if why := _follows_from_before(judged, reference, number, attempt):
+                return ArmFinding(promise, NOT_CHECKED, why, arm, number)
             evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
             return ArmFinding(
                 promise,
@@ -94,17 +89,46 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
                 number,
                 evidence,
             )
-    return ArmFinding(
-        promise,
-        KEPT,
-        f"{_steps_of_ranks(known)} consumed the samples of the undisturbed run, in its order",
-        arm,
+    compared = [(number, rank) for number, rank in known if number <= reference.path.last]
+    said = f"{_steps_of_ranks(compared)} consumed the samples of the undisturbed run, in its order"
+    said += ", which ended there" if judged.path.last > reference.path.last else ""
+    return ArmFinding(promise, KEPT, said + _beside(reference), arm)
+
+
+def _follows_from_before(judged: Judged, reference: Judged, number: int, attempt: int) -> str:
+    """Why other samples in step `number` show no lost position, in words; empty if they do. A lost
+    position shows in an attempt's first step, unless the attempt before had these samples there
+    too, or in a run that was the undisturbed one until then.
+    """
+    left = min(judged.differs, default=number)
+    skips = bool(_skips(judged) or _skips(reference))
+    as_before = any(
+        first.samples == again.samples
+        for step, _, later, first, again in judged.path.done_again
+        if (step, later) == (number, attempt)
+    )
+    begins = judged.path.is_first(number, attempt) and not as_before
+    if number <= left or (begins and not skips):
+        return ""
+    said = f"the run had left the undisturbed one at step {left}, and"
+    if skips:
+        return f"{said} its gradient scaler skips steps: the steps have other samples by nature"
+    return f"{said} that step {number} has other samples may follow from it"
+
+
+def _beside(reference: Judged) -> str:
+    """Words on loaders that give one batch a step and are on no step's account."""
+    others = max((process.loaders_beside for process in reference.arm.processes), default=0)
+    if not others:
+        return ""
+    return (
+        f"; only those of the DataLoader asked last in each step: of {others} more the tensors are"
+        " judged, where they enter the model"
     )
 
 
-def _steps_of_ranks(places: Iterable[tuple[int, int]]) -> str:
+def _steps_of_ranks(places: list[tuple[int, int]]) -> str:
     """How many steps the `places` (step, rank) are, and of how many ranks."""
-    places = list(places)
     steps = plural(len({number for number, _ in places}), "step")
     ranks = len({rank for _, rank in places})
     return f"{steps} of {ranks} ranks" if ranks > 1 else steps
@@ -297,10 +321,7 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     """A description of the wrong samples of a step. `where`: step, rank, attempt."""
     number, rank, attempt = where
     place = f"(rank {rank}, attempt {attempt})"
-    ends = sorted(
-        {end for process in reference.arm.processes for end in process.epochs if end >= number}
-    )
-    until = ends[0] if ends else reference.path.last
+    until = min((end for end in _ends(reference) if end >= number), default=reference.path.last)
     if until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
@@ -322,11 +343,35 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             return f"{said}: {MEANING['samples']}"
     if is_shuffled(judged.path, reference.path, number, rank, until):
         said = f"from step {number} on the samples came in another order {place}"
+        began = max((end for end in _ends(reference) if end < number), default=0)
+        said += _never_came(judged, reference, range(began + 1, until + 1))
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     return (
         f"step {number} consumed other samples than the undisturbed run {place}:"
         f" {MEANING['samples']}"
     )
+
+
+def _ends(reference: Judged) -> set[int]:
+    """The steps after which an epoch ended."""
+    return {end for process in reference.arm.processes for end in process.epochs}
+
+
+def _never_came(judged: Judged, reference: Judged, steps: range) -> str:
+    """Words on the samples due in an epoch's `steps` that none of them consumed; empty if all
+    came.
+    """
+    ours, due = (
+        Counter(
+            sample
+            for number, _, step in walk(run.path)
+            if number in steps
+            for sample in step.samples
+        )
+        for run in (judged, reference)
+    )
+    missing = sum((due - ours).values())
+    return f", and {missing} of the epoch's {sum(due.values())} never" if missing else ""
 
 
 def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) -> str:

@@ -68,10 +68,19 @@ class AuditVerdict:
 
     @property
     def where(self) -> str:
-        """The arm that the diagnosis is about, in brackets, where there are several."""
+        """The arms that show what the diagnosis is about, in brackets, where there are several:
+        first the one that it describes.
+        """
         decided = [finding for finding in self.findings if finding.message == self.diagnosis]
-        arm = decided[0].arm if decided and len(self.arms) > 1 else ""
-        return f" [{arm}]" if arm else ""
+        if not decided or not decided[0].arm or len(self.arms) < 2:
+            return ""
+        first = decided[0]
+        alike = [
+            finding.arm
+            for finding in self.findings
+            if (finding.promise, finding.status) == (first.promise, first.status)
+        ]
+        return f" [{', '.join(dict.fromkeys([first.arm, *alike]))}]"
 
     def in_order(self) -> list[ArmFinding]:
         """The findings: the one that decided, then those that broke by step and by cause, then the

@@ -74,7 +74,8 @@ def _missing(context: StudyContext, row: Library) -> str:
 
 
 def _python(context: StudyContext) -> str:
-    return str(Path(context.keys.python).expanduser())
+    """Where a job starts, in a folder of its own; a link stays one, as in a virtual environment."""
+    return str(Path(context.keys.python).expanduser().absolute())
 
 
 def _asked(context: StudyContext) -> list[Library]:
