@@ -12,8 +12,16 @@ from typing import Any, cast
 import pytest
 
 from ecrl_cli.config.studies import RACE_JOBS, RACERS
-from ecrl_cli.studies.frame.study import Record, StudyContext, Trial
-from ecrl_cli.studies.libraries.study import NOT_TRIED, _judged, _python, _run, libraries
+from ecrl_cli.metrics.gates import Gate
+from ecrl_cli.studies.frame.study import Record, StudyContext, Trial, TrialResults
+from ecrl_cli.studies.libraries.study import (
+    NOT_TRIED,
+    _answered,
+    _judged,
+    _python,
+    _run,
+    libraries,
+)
 from ecrl_cli.studies.rivals.bench import RaceBench, python_of
 from ecrl_cli.studies.rivals.ckpt_chaos import _ROW
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
@@ -100,6 +108,20 @@ def test_an_interpreter_named_from_here_is_found_from_a_jobs_folder(
     assert python_of("environments", "ckpt-chaos") == str(python)
     keys = SimpleNamespace(python="environments/ckpt-chaos/bin/python")
     assert _python(cast(StudyContext, SimpleNamespace(keys=keys))) == str(python)
+
+
+def test_only_a_library_whose_optimizer_is_none_of_torchs_may_have_no_answer() -> None:
+    def gate(*silent: str) -> Gate:
+        records = [
+            Record(row.library, {}, {"status": status}, 1.0)
+            for row in libraries()
+            for status in ["no answer" if row.library in silent else "valid"]
+        ]
+        (answered,) = _answered(cast(TrialResults, SimpleNamespace(of=lambda arm: records)))
+        return answered
+
+    assert gate("fastai", "Keras 3 on torch").passed
+    assert not gate("fastai", "Ignite").passed and "not Ignite" in gate("Ignite").message
 
 
 def test_a_promise_is_as_good_as_its_worst_arm_and_untried_where_no_arm_has_it() -> None:
