@@ -336,3 +336,7 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
         .splitlines()[1]
         == f"'{text},-0.5,a-b"
     )
+
+
+def test_a_dash_for_what_was_not_tried_stays_one() -> None:
+    assert csv_of(records_table([{"run": "-", "suite": "a"}])).decode().splitlines()[1] == "-,a"

@@ -41,7 +41,7 @@ def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 def _csv_cell(value: Any) -> Any:
     return (
-        printable(f"'{value}" if value.startswith(_FORMULA) else value)
+        printable(f"'{value}" if value.startswith(_FORMULA) and value != "-" else value)
         if isinstance(value, str)
         else value
     )
