@@ -491,7 +491,7 @@ def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_fro
     assert (finding.status, finding.message) == (
         KEPT,
         "after 1 death inside a save (checkpoint-8/model.bin torn) it went on from a finished"
-        " checkpoint; what followed 1 further death is not on record",
+        " checkpoint; after 1 further death no step was done",
     )
     assert finding.evidence == ("nothing was started after checkpoint-12/model.bin empty",)
 

@@ -734,6 +734,74 @@ def test_a_loader_that_is_asked_beside_the_last_one_is_named(recorded: Path) -> 
     )
 
 
+def in_turn(folder: Path, part: tuple[int, int], attempt: int, live: bool = True) -> None:
+    """Optimizers A and B step in turn, each from a server's weights. `part`: after which step the
+    attempt begins, with the weights that both were made with, and its last step. `live`: the states
+    of both are loaded, else A's alone.
+    """
+    first, last = part
+    lines: list[dict[str, Any]] = [
+        {"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": attempt}
+    ]
+    held = {"A": told("made", "A"), "B": told("made", "B")}
+    done = {"A": first - 1 if first else 0, "B": first if live else 0}  # their last steps
+    state = {name: told("state", name, step) for name, step in done.items()}
+
+    def both() -> dict[str, Any]:
+        return {
+            f"Adam[1]{name}": {"params": held[name], "optimizer": state[name], "entries": 1}
+            for name in held
+        }
+
+    if first:
+        lines.append({"type": "load", "path": f"out/step-{first}.pt", "after_step": 0})
+    lines.append({"type": "start", "objects": both()})
+    for step in range(first + 1, last + 1):
+        name = "A" if step % 2 else "B"
+        held[name] = told("server", name, step)
+        before = both()
+        held[name], state[name] = told("after", name, step, state[name]), told("state", name, step)
+        lines.append(
+            {
+                "type": "step",
+                "step": step - first,
+                "losses": [float(step)],
+                "objects": both(),
+                "who": [f"Adam[1]{name}"],
+                "before": {"objects": before},
+            }
+        )
+        if step == 8:
+            path = f"out/step-{step}.pt"
+            lines += [
+                {"type": "save", "path": path, "done": done, "after_step": step - first}
+                for done in (False, True)
+            ]
+    write(folder, attempt, 0, lines)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_what_an_optimizer_holds_that_is_written_anew_before_its_turn_is_dead(
+    tmp_path: Path, live: bool
+) -> None:
+    for name in ("ref", "ref2"):
+        in_turn(tmp_path / name, (0, LAST), 0)
+    in_turn(tmp_path / "struck", (0, 11), 0)
+    in_turn(tmp_path / "struck", (8, LAST), 1, live)
+    ends = [{"exit_code": 1, "planned": True}, {"exit_code": 0}]
+    launches = [
+        {"attempt": number, "seconds": 1.0, "signal": None, **end}
+        for number, end in enumerate(ends)
+    ]
+    (tmp_path / "struck" / "arm.json").write_text(json.dumps({"launches": launches}))
+    verdict = judged(tmp_path)
+    assert status(verdict, "restored: parameters") == ["kept"]
+    assert verdict.status == ("valid" if live else "invalid"), render(verdict, "audit")
+    assert live or verdict.diagnosis.startswith(
+        "the optimizer's state of Adam[1]B before step 9 is that of step 1"
+    ), verdict.diagnosis
+
+
 def test_what_attempts_share_is_said_once() -> None:
     findings = tuple(
         ArmFinding("restored", "kept", f"attempt {number} began with step {step}", "twice", 3)

@@ -62,16 +62,14 @@ def cause_of(
     if first == "samples":
         return "it consumed other samples"  # `exactly once` says which, and why
     if first == "settings":
-        said = (
-            MEANING["settings"]
-            if fresh and _before_apart(due, ours, "settings")
-            else (
-                "the learning-rate schedule, or what else sets the optimizer's settings, goes on"
-                " otherwise"
-            )
-        )
-        return said + named(
+        whose = named(
             optimizers_apart(ours.optimizers, due.optimizers, "settings"), ours.optimizers
+        )
+        if fresh and _before_apart(due, ours, "settings"):
+            return MEANING["settings"] + whose
+        return (
+            f"the learning-rate schedule, or what else sets the optimizer's settings{whose}, goes"
+            " on otherwise"
         )
     if first in GENERATORS and not (fresh and _generator_apart(due, ours, first)):
         return (

@@ -295,7 +295,7 @@ def judged_arm(
         return Judged(arm, path_of(arm, needed=needed), {}, ignored, needed=needed)
     arm = without_trial_steps(arm, reference.path)
     path = path_of(arm, reference.path, needed)
-    differs = compare(path, reference.path, ignored)
+    differs = _without_dead(path, reference.path, compare(path, reference.path, ignored))
     again = {
         name
         for number, _, attempt, before, after in path.done_again
@@ -329,6 +329,53 @@ def judged_arm(
             needed,
         )
     return Judged(arm, path, differs, ignored, needed=needed)
+
+
+def _without_dead(
+    path: CommittedSteps, reference: CommittedSteps, differs: dict[int, tuple[str, ...]]
+) -> dict[int, tuple[str, ...]]:
+    """`differs` without steps in which only optimizers that do not step have other parameters or
+    state, which the job writes anew before their next turn: they were dead.
+    """
+    return {
+        number: names
+        for number, names in differs.items()
+        if not set(names) <= {"parameters", "optimizer"}
+        or not all(
+            _is_dead(path, reference, number, rank)
+            for rank in path.steps[number]
+            if rank in reference.steps[number]
+        )
+    }
+
+
+def _is_dead(path: CommittedSteps, reference: CommittedSteps, number: int, rank: int) -> bool:
+    """Whether what differs in this step is gone by the next turn of the optimizer that has it."""
+    ours, due = path.steps[number][rank][1], reference.steps[number][rank][1]
+    apart = {
+        name
+        for component in ("parameters", "optimizer")
+        for name in optimizers_apart(ours.optimizers, due.optimizers, component)
+    }
+    if apart & {*ours.who, *due.who}:
+        return False
+    for name in apart:
+        turn = next(
+            (
+                (path.steps[later][rank][1], reference.steps[later][rank][1])
+                for later in sorted(path.steps.keys() & reference.steps.keys())
+                if later > number
+                and rank in path.steps[later]
+                and rank in reference.steps[later]
+                and name in path.steps[later][rank][1].who
+            ),
+            None,
+        )
+        if turn is None or any(name not in step.optimizers_before for step in turn):
+            return False
+        if turn[0].optimizers_before[name] != turn[1].optimizers_before[name]:
+            return False
+    return True
 
 
 def _without_effect(differs: dict[int, tuple[str, ...]], names: set[str]) -> frozenset[str]:

@@ -72,7 +72,7 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
     )
     open_ones = tuple(finding.message for _, finding in after if finding is not None)
     more = plural(len(open_ones), "further death")
-    said += f"; what followed {more} is not on record" if open_ones else ""
+    said += f"; after {more} no step was done" if open_ones else ""
     yield ArmFinding(RECOVERABLE, KEPT, said, arm.name, evidence=open_ones)
 
 

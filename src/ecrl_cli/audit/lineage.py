@@ -467,16 +467,18 @@ def _matching(
 ) -> int | None:
     """The step whose state `began` is; None if no optimizer's parameters are those of any step.
 
-    Of several the one with most in common; then that which the same optimizers follow; then the one
-    of the newest checkpoint; then the last. An optimizer whose parameters never change says
-    nothing.
+    That of the newest checkpoint if the optimizers that step first are as they were then: what the
+    others hold may be dead (written anew before their turn). Else the step with most in common;
+    then that which the same optimizers follow; then the last. An optimizer whose parameters never
+    change says nothing.
     """
     seen: dict[str, set[str]] = {}
     for recorded in states:
         for name, state in recorded.optimizers.items():
             seen.setdefault(name, set()).add(state.params)
     telling = {name for name in began if len(seen.get(name, ())) > 1} or set(began)
-    best: tuple[int, int, bool, bool, bool, int] | None = None
+    live = {name for name in who if name in began and began[name].params} & telling
+    best: tuple[bool, int, int, bool, bool, bool, int] | None = None
     for recorded in states:
         shared = [
             (state, recorded.optimizers[name], name)
@@ -487,7 +489,13 @@ def _matching(
         if not alike:
             continue
         same_states = sum(one.optimizer == other.optimizer for one, other, _ in shared)
+        whole = {
+            name
+            for one, other, name in shared
+            if (one.params, one.optimizer) == (other.params, other.optimizer)
+        }
         rank = (
+            recorded.step == expected and bool(live) and live <= whole,
             alike,
             same_states,
             bool(who) and recorded.who == who,

@@ -97,7 +97,14 @@ def _of_attempt(
     if not begun.after:
         return  # it began anew: `right checkpoint` judges that
     next_step = begun.after + 1
-    lost = {rank: _apart(begun, rank, "params") for rank in sorted(begun.began)}
+    lost = {
+        rank: [
+            name
+            for name in _apart(begun, rank, "params")
+            if not _written_anew(judged, begun, rank, name)
+        ]
+        for rank in sorted(begun.began)
+    }
     strays = [rank for rank, names in lost.items() if names and rank != min(begun.began)]
     if lost[min(begun.began)]:
         yield ArmFinding(
@@ -229,6 +236,21 @@ def _apart(begun: Resumed, rank: int, key: str) -> list[str]:
     return names
 
 
+def _written_anew(judged: Judged, begun: Resumed, rank: int, name: str) -> bool:
+    """Whether the parameters that the optimizer began with are none of those that it steps: the job
+    writes others before its first turn (those of a server, say).
+    """
+    turns = (
+        step.optimizers_before[name].params
+        for process in judged.arm.attempts[begun.attempt]
+        if process.rank == rank
+        for step in process.steps
+        if name in step.who and name in step.optimizers_before
+    )
+    first = next(turns, None)
+    return first is not None and first != begun.began[rank][name].params
+
+
 def _whose(begun: Resumed, names: list[str]) -> str:
     return named(names, begun.began[min(begun.began)])
 
@@ -327,7 +349,9 @@ def _against(judged: Judged, begun: Resumed, due: Due, stable: Stable) -> Iterat
     # other samples leave other running statistics
     if (
         buffers
-        and all(one.samples == other.samples for _, one, other in rows)
+        and all(
+            (one.samples, one.inputs) == (other.samples, other.inputs) for _, one, other in rows
+        )
         and stable("buffers")
     ):
         wrong = [rank for rank, one, other in buffers if one != other]

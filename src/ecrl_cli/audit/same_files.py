@@ -12,7 +12,7 @@ from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN,
 from ecrl_cli.audit.file_contents import Content
 from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step, not_judged
 from ecrl_cli.audit.files import Inventory, read_inventory
-from ecrl_cli.audit.text_files import Difference, differences_of_lines
+from ecrl_cli.audit.text_files import CUT, Difference, differences_of_lines
 from ecrl_cli.errors import plural, visible
 
 PROMISE = "same files"
@@ -128,12 +128,12 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
         f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')} are as in the"
         " undisturbed runs"
     )
-    said += (
-        f"; not judged: {', '.join(text.partition(':')[0] for text in seen.aside[:3])}"
-        if seen.aside
-        else ""
-    )
-    said += f" and {len(seen.aside) - 3} more" if len(seen.aside) > 3 else ""
+    cut = [text.removesuffix(f": {CUT}") for text in seen.aside if text.endswith(CUT)]
+    said += f"; not equal, and taken for {CUT}: {cut[0]}" if cut else ""
+    said += f" and {len(cut) - 1} more" if len(cut) > 1 else ""
+    unread = [text.partition(":")[0] for text in seen.aside if not text.endswith(CUT)]
+    said += f"; not judged: {', '.join(unread[:3])}" if unread else ""
+    said += f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return ArmFinding(PROMISE, KEPT, said, arm, None, aside)
 
 
@@ -314,11 +314,7 @@ def _differences_of_values(
         difference for difference in differing if _series_of(difference.key)[0] not in repeated
     ]
     means = list(_means_over_the_restart(differing, first, restarts))
-    aside += (
-        [f"{', '.join(difference.key for difference in means[:3])}: a mean that the restart cut"]
-        if means
-        else []
-    )
+    aside += [f"{', '.join(difference.key for difference in means[:3])}: {CUT}"] if means else []
     return [difference for difference in differing if difference not in means], aside, same
 
 

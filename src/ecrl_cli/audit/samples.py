@@ -154,7 +154,7 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
         values = [(value_of(step, name), value_of(due[1], name)) for name in components]
         values = [pair for pair in values if pair[0] is not None and pair[1] is not None]
         compared += bool(values)
-        if any(unequal(one, other) for one, other in values):
+        if number in judged.differs and any(unequal(one, other) for one, other in values):
             # Other inputs may follow from another state (an agent's own actions): `same trajectory`
             # says what differed first.
             said = (

@@ -22,6 +22,9 @@ Row = dict[str, str]
 Lines = Sequence[str]
 
 
+CUT = "a mean that the restart cut"  # one value a restart that differs in a record of the training
+
+
 @dataclass(frozen=True)
 class Difference:
     """A value under `key`: `due` in the undisturbed runs, `here` in the arm (empty: it is
@@ -148,7 +151,7 @@ def _differences_of_rows(
             for text in (difference.due, difference.here)
         )
         if alone and floats and is_series(column):
-            aside.append(f"{members[0][1].key}: a mean that the restart cut")
+            aside.append(f"{members[0][1].key}: {CUT}")
         else:
             differences += [difference for _, difference in members]
     return differences, aside, same

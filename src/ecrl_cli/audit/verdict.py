@@ -360,8 +360,8 @@ def _folded(findings: list[ArmFinding]) -> Iterator[ArmFinding]:
     for first, *others in alike.values():
         named = [_ATTEMPT.search(finding.message) for finding in others]
         numbers = [match[1] for match in named if match is not None]
-        also = f" (attempts {', '.join(numbers)} alike)" if numbers else ""
-        yield replace(first, message=f"{first.message}{also}")
+        also = f" ({'attempts' if len(numbers) > 1 else 'attempt'} {', '.join(numbers)} alike)"
+        yield replace(first, message=f"{first.message}{also if numbers else ''}")
 
 
 def render(verdict: AuditVerdict, name: str) -> str:
