@@ -29,6 +29,7 @@ from ecrl_cli.studies.frame.child import JsonProgram
 from ecrl_cli.studies.frame.result import Findings, proportion, upper_bound
 from ecrl_cli.studies.frame.runner import check_folder, replay, results, run_study
 from ecrl_cli.studies.frame.study import Record, Skip, StudyContext, Trial
+from ecrl_cli.studies.frame.tables import cell
 
 CONFIG = StudyConfig(WriteLatency(), seed=5, workers=1)
 
@@ -478,3 +479,8 @@ def test_a_program_that_gives_no_answer_and_one_that_has_ended_are_told_apart(
         program.tell("anybody there?")
     program.close()
     assert program.process.returncode == 3
+
+
+def test_a_column_of_a_kind_that_no_report_knows_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(ValueError, match="column seconds: 'float' is none of text, count"):
+        cell("seconds", "seconds", "float", len)

@@ -347,8 +347,8 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         said += _never_came(judged, reference, range(began + 1, until + 1))
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     return (
-        f"step {number} consumed other samples than the undisturbed run {place}:"
-        f" {MEANING['samples']}"
+        f"step {number} consumed other samples than the undisturbed run {place}: the data position,"
+        " or their order, was not restored"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ecrl_cli.studies.frame import result
-from ecrl_cli.studies.frame.result import PROPORTION_COLUMNS, ResultColumn, ResultTable
+from ecrl_cli.studies.frame.result import KINDS, PROPORTION_COLUMNS, ResultColumn, ResultTable
 from ecrl_cli.studies.frame.study import Record, TrialResults
 
 T = TypeVar("T")
@@ -30,7 +30,11 @@ class Cells:
 
 
 def cell(key: str, label: str, kind: str, read: Callable[[Any], Any]) -> Cells:
-    """One column with any value of what the row is about."""
+    """One column with any value of what the row is about; ValueError for a kind that no report
+    knows.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"column {key}: {kind!r} is none of {', '.join(KINDS)}")
     return Cells((ResultColumn(key, label, kind),), lambda about: {key: read(about)})
 
 

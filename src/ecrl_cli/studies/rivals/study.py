@@ -172,8 +172,10 @@ STUDY = Study(
                 cell("deaths", "deaths tried per job", "text", lambda g: _range(g, "deaths")),
                 cell("starts", "starts of the job", "text", lambda g: _range(g, "starts")),
                 cell("lines", "lines to write", "text", lambda g: _range(g, "lines")),
-                cell("seconds", "seconds (median)", "float", lambda g: _median(g, "tool_seconds")),
-                cell("bare", "bare job (median)", "float", lambda g: _median(g, "bare_seconds")),
+                cell(
+                    "seconds", "seconds (median)", "seconds", lambda g: _median(g, "tool_seconds")
+                ),
+                cell("bare", "bare job (median)", "seconds", lambda g: _median(g, "bare_seconds")),
             ),
             note="Counts are of jobs that the tool judged; the rest is not applicable or failed.",
         ),
