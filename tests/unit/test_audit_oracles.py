@@ -590,6 +590,22 @@ def test_another_shuffle_is_told_from_another_position(recorded: Path) -> None:
         assert said in broken.message, broken.message
 
 
+def test_too_few_samples_tell_no_shuffle_from_a_position(recorded: Path) -> None:
+    """Only the last step of the epoch has others."""
+    change(
+        recorded,
+        2,
+        lambda line: line | {"ids": [40, 41]} if line.get("n") == 4 else line,
+        (0,),
+    )
+    (broken,) = [
+        finding
+        for finding in judge_folder(recorded, None, "auto").findings
+        if finding.promise == "exactly once"
+    ]
+    assert broken.message.endswith("the data position, or their order, was not restored")
+
+
 def test_the_end_of_an_evaluation_is_no_end_of_an_epoch(recorded: Path) -> None:
     """A validation loader runs through in the middle of the first epoch; a kill in a later epoch is
     planned behind the training's own.

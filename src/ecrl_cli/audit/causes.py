@@ -201,10 +201,10 @@ def is_order(ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, un
 
 def is_shuffled(
     ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int
-) -> bool:
+) -> bool | None:
     """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two
     that come one after the other ever do so in the undisturbed run. From another position in the
-    same order most would.
+    same order most would. None where they are too few to tell.
     """
 
     def pairs(path: CommittedSteps, first: int, last: int) -> list[tuple[str, str]]:
@@ -217,4 +217,6 @@ def is_shuffled(
         return list(itertools.pairwise(consumed))
 
     here, known = pairs(ours, step, until), {*pairs(due, 0, due.last)}
-    return len(here) >= FEWEST_PAIRS and sum(pair in known for pair in here) < len(here) * SHUFFLED
+    if len(here) < FEWEST_PAIRS:
+        return None
+    return sum(pair in known for pair in here) < len(here) * SHUFFLED

@@ -341,14 +341,16 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             if number == begun and earlier == max(start for start in starts if start <= number):
                 return f"{said}: {MEANING['samples']}, the epoch began anew"
             return f"{said}: {MEANING['samples']}"
-    if is_shuffled(judged.path, reference.path, number, rank, until):
+    shuffled = is_shuffled(judged.path, reference.path, number, rank, until)
+    if shuffled:
         said = f"from step {number} on the samples came in another order {place}"
         began = max((end for end in _ends(reference) if end < number), default=0)
         said += _never_came(judged, reference, range(began + 1, until + 1))
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
+    lost = "the data position, or their order, was not restored"
     return (
-        f"step {number} consumed other samples than the undisturbed run {place}: the data position,"
-        " or their order, was not restored"
+        f"step {number} consumed other samples than the undisturbed run {place}:"
+        f" {lost if shuffled is None else MEANING['samples']}"
     )
 
 
