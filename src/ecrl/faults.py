@@ -155,11 +155,16 @@ class Faults:
         return {**entry, "how": "torn"} if entry is not None else None
 
     def at_file(
-        self, path: str, points: Tuple[str, ...], steps: int, without: str = ""
+        self,
+        path: str,
+        points: Tuple[str, ...],
+        steps: int,
+        named: bool = False,
+        star: bool = True,
     ) -> Optional[Dict[str, Any]]:
         """The failure that is due at one of `points` of the file `path` (relative to the arm's
-        folder), with its `how`; it is no longer due then. `without`: wildcards that must not stand
-        for the whole name of this file (*), or in it (#).
+        folder), with its `how`; it is no longer due then. `named`: only one that calls the file by
+        its name, without wildcards. `star`: also one for a name that is all random, `*`.
         """
         if not self._entries:
             return None
@@ -171,7 +176,8 @@ class Faults:
                 and entry["step"] <= steps + self.offset
                 and entry["rank"] == rank
                 and matches(path, pattern)
-                and not _too_wild(pattern.rsplit("/", 1)[-1], without)
+                and not (named and set("*#") & set(pattern.rsplit("/", 1)[-1]))
+                and (star or pattern.rsplit("/", 1)[-1] != "*")
             ):
                 self._entries.remove(entry)
                 return {**entry, "how": how}
@@ -216,10 +222,6 @@ class Faults:
         act = ACTS.get(entry["kind"])
         if act is not None:
             act()
-
-
-def _too_wild(name: str, without: str) -> bool:
-    return ("*" in without and name == "*") or ("#" in without and ("#" in name or "*" in name))
 
 
 def matches(path: str, pattern: str) -> bool:

@@ -219,8 +219,8 @@ class FileEvents:
         found = self.follower()
         if found is None or path in self.pending:
             return
-        without = "*#" if named else "" if looks_binary(path) else "*"
-        entry = found.faults.at_file(self.relative(path), points, found.steps, without)
+        star = not named and looks_binary(path)
+        entry = found.faults.at_file(self.relative(path), points, found.steps, named, star)
         if entry is None and "torn" in points and looks_binary(path):
             entry = found.faults.in_save(
                 found.steps, self.in_another_thread(found, threading.get_ident())

@@ -1189,7 +1189,7 @@ def test_the_earliest_broken_promise_is_the_diagnosis(recorded: Path) -> None:
     )
 
 
-def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:
+def overflow_before_step_15(recorded: Path) -> None:
     """In the last attempt, which goes on after step 12, rank 1 skips a step after its second one:
     the batches of step 15 are others by nature.
     """
@@ -1205,6 +1205,10 @@ def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Pa
     path.write_text(
         path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n"
     )
+
+
+def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Path) -> None:
+    overflow_before_step_15(recorded)
     verdict = judged(recorded)
     said = "before step 15, gradients of rank 1 overflowed once, in the undisturbed run never"
     assert verdict.diagnosis == f"{said}: the gradient scaler was not restored"
@@ -1218,18 +1222,7 @@ def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Pa
 def test_overflows_after_the_run_went_elsewhere_are_no_cause(recorded: Path) -> None:
     """The generators differ from step 13 on; gradients of rank 1 overflow before step 15."""
     change(recorded, 2, steps(rng=told("elsewhere"), params=told("elsewhere")))
-    change(
-        recorded,
-        2,
-        lambda line: (
-            line | {"ids": ids(16, 1)} if line["type"] == "batch" and line["n"] == 3 else line
-        ),
-        (1,),
-    )
-    (path,) = (recorded / "struck" / "attempt-02").glob("rank1-*.jsonl")
-    path.write_text(
-        path.read_text() + json.dumps({"type": "skip", "after_step": 2, "batches": []}) + "\n"
-    )
+    overflow_before_step_15(recorded)
     verdict = judged(recorded)
     assert "the gradient scaler was not restored" not in render(verdict, "audit")
     assert status(verdict, "exactly once") == ["not checked"]

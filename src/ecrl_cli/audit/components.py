@@ -337,45 +337,27 @@ def _without_dead(
     """`differs` without steps in which only optimizers that do not step have other parameters or
     state, which the job writes anew before their next turn: they were dead.
     """
-    return {
-        number: names
-        for number, names in differs.items()
-        if not set(names) <= {"parameters", "optimizer"}
-        or not all(
-            _is_dead(path, reference, number, rank)
-            for rank in path.steps[number]
+    left = dict(differs)
+    # by rank and optimizer, whether its next turn begins as the undisturbed run's does
+    restored: dict[tuple[int, str], bool] = {}
+    for number in sorted(path.steps.keys() & reference.steps.keys(), reverse=True):
+        pairs = {
+            rank: (step, reference.steps[number][rank][1])
+            for rank, (_, step) in path.steps[number].items()
             if rank in reference.steps[number]
-        )
-    }
-
-
-def _is_dead(path: CommittedSteps, reference: CommittedSteps, number: int, rank: int) -> bool:
-    """Whether what differs in this step is gone by the next turn of the optimizer that has it."""
-    ours, due = path.steps[number][rank][1], reference.steps[number][rank][1]
-    apart = {
-        name
-        for component in ("parameters", "optimizer")
-        for name in optimizers_apart(ours.optimizers, due.optimizers, component)
-    }
-    if apart & {*ours.who, *due.who}:
-        return False
-    for name in apart:
-        turn = next(
-            (
-                (path.steps[later][rank][1], reference.steps[later][rank][1])
-                for later in sorted(path.steps.keys() & reference.steps.keys())
-                if later > number
-                and rank in path.steps[later]
-                and rank in reference.steps[later]
-                and name in path.steps[later][rank][1].who
-            ),
-            None,
-        )
-        if turn is None or any(name not in step.optimizers_before for step in turn):
-            return False
-        if turn[0].optimizers_before[name] != turn[1].optimizers_before[name]:
-            return False
-    return True
+        }
+        if set(left.get(number, ("",))) <= {"parameters", "optimizer"} and all(
+            name not in (*ours.who, *due.who) and restored.get((rank, name))
+            for rank, (ours, due) in pairs.items()
+            for component in ("parameters", "optimizer")
+            for name in optimizers_apart(ours.optimizers, due.optimizers, component)
+        ):
+            del left[number]
+        for rank, (ours, due) in pairs.items():
+            for name in ours.who:
+                before = ours.optimizers_before.get(name), due.optimizers_before.get(name)
+                restored[rank, name] = before[0] is not None and before[0] == before[1]
+    return left
 
 
 def _without_effect(differs: dict[int, tuple[str, ...]], names: set[str]) -> frozenset[str]:

@@ -25,10 +25,8 @@ def how_it_ended(arm: Arm, launch: Launch) -> str:
     """`exit code 1 while it read last.pt: UnpicklingError: Weights only load failed`, as far as
     that is on record.
     """
-    reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt)
     error = last_words(arm.folder, launch.attempt)
-    if "FileNotFoundError" in error:  # another file is missing
-        reading = reading.replace(" while it read ", " after it had read ")
+    reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt, error)
     return f"{ending(launch.exit_code, launch.signal)}{reading}{f': {error}' if error else ''}"
 
 
@@ -36,9 +34,9 @@ def _stepped(arm: Arm, attempt: int) -> bool:
     return any(process.steps for process in arm.attempts.get(attempt, ()))
 
 
-def _reading(arm: Arm, attempt: int) -> str:
-    """The checkpoint's file that an attempt without a step opened last; empty if none is on
-    record.
+def _reading(arm: Arm, attempt: int, error: str) -> str:
+    """The checkpoint's file that an attempt without a step opened last, before it ended with
+    `error`; empty if none is on record.
     """
     processes = [*arm.attempts.get(attempt, ()), *arm.others.get(attempt, ())]
     read = [
@@ -53,7 +51,9 @@ def _reading(arm: Arm, attempt: int) -> str:
     loaded = any(
         str(load.get("path", "")).endswith(path) for process in processes for load in process.loads
     )
-    return f" {'after it had read' if loaded or not looks_binary(path) else 'while it read'} {path}"
+    # where a file is missing, it is another one
+    over = loaded or not looks_binary(path) or "FileNotFoundError" in error
+    return f" {'after it had read' if over else 'while it read'} {path}"
 
 
 def last_words(arm: Path, attempt: int | None = None) -> str:

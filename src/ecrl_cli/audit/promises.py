@@ -214,9 +214,9 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"
     ]
     if known:
-        steps = ", ".join(f"attempt {begun.attempt} of step {begun.after}" for begun in known)
+        steps = ", ".join(f"attempt {begun.attempt} (step {begun.after})" for begun in known)
         return ArmFinding(
-            promise, KEPT, f"the newest finished checkpoint was gone on from: {steps}", arm
+            promise, KEPT, f"resumed from the newest finished checkpoint: {steps}", arm
         )
     if began_anew:
         return ArmFinding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
