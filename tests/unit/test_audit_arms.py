@@ -364,6 +364,19 @@ def test_a_pointer_that_moved_before_its_file_is_no_newer_checkpoint(tmp_path: P
     assert [begun.newest_saved for begun in resumed] == [4, 4]
 
 
+def test_a_file_made_before_the_first_step_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """A memory on disk that each attempt opens again."""
+    made = [file(op, "memory.npy", 0) for op in ("write", "closed")]
+    read = [file("read", name, 0) for name in ("memory.npy", "checkpoint-8/model.bin")]
+    arm = recorded(
+        tmp_path / "struck",
+        process(10, *made, *saved(4), *saved(8)),
+        process(LAST, *read, first=8, attempt=1),
+    )
+    needed = resume_kinds([arm])
+    assert [begun.newest_saved for begun in judged_arm(arm, needed=needed).path.resumed] == [8]
+
+
 def test_a_checkpoint_that_is_read_by_its_folder_is_known(tmp_path: Path) -> None:
     """As DCP does: an older one is told from the newest."""
     again = process(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import json
 import os
 import pickle
@@ -117,6 +118,22 @@ def test_another_element_is_another_entry(tmp_path: Path, name: str) -> None:
     torch.save(state | {name: changed}, tmp_path / "b.pt")
     one, other = _entries(tmp_path, "a.pt"), _entries(tmp_path, "b.pt")
     assert {key for key in one if one[key] != other[key]} == {name}
+
+
+@pytest.mark.parametrize("protocol", [2, 4, pickle.DEFAULT_PROTOCOL])
+def test_tensors_in_a_plain_pickle_are_compared_by_content(tmp_path: Path, protocol: int) -> None:
+    state = _state()
+    plain = {key: state[key] for key in ("strided", "conjugated", "negated", "small", "model")}
+    for name, value in (("a.pkl", plain), ("b.pkl", copy.deepcopy(plain))):
+        (tmp_path / name).write_bytes(pickle.dumps(value, protocol))
+    first = _entries(tmp_path, "a.pkl")
+    assert first == _entries(tmp_path, "b.pkl") and "float" in first["strided"]
+    torch.save(plain, tmp_path / "c.pt")
+    assert first == _entries(tmp_path, "c.pt")
+    plain["small"].view(torch.uint8).reshape(-1)[-1] ^= 1
+    (tmp_path / "d.pkl").write_bytes(pickle.dumps(plain, protocol))
+    other = _entries(tmp_path, "d.pkl")
+    assert {key for key in first if first[key] != other[key]} == {"small"}
 
 
 def test_a_dcp_folder_is_one_file_of_values(tmp_path: Path) -> None:

@@ -612,6 +612,45 @@ def test_without_references_nothing_is_called_kept(
     assert status(verdict, promise) == ["not checked"]
 
 
+@pytest.mark.parametrize(("lost", "said"), [((2,), True), ((1, 2), False), ((), False)])
+def test_what_only_a_restarted_attempt_saves_wrong_is_said(
+    recorded: Path, lost: tuple[int, ...], said: bool
+) -> None:
+    """Attempt 1 goes on from what attempt 0 saved, attempt 2 from what attempt 1 saved."""
+    for attempt in lost:
+        change(recorded, attempt, steps(losses=[1.5], params=told("otherwise", attempt)))
+    verdict = judged(recorded)
+    (finding,) = [one for one in verdict.findings if one.promise == "same trajectory"]
+    assert ("broken" if lost else "kept") == finding.status
+    hint = (
+        "attempt 1 of struck went on from what the first attempt had saved, and was right; attempt"
+        " 2 of struck from what a restarted one had saved: look at what is saved after a restart"
+    )
+    assert (hint in finding.evidence) == said, finding.evidence
+
+
+def test_where_any_first_restart_is_wrong_nothing_is_said_of_later_saves(recorded: Path) -> None:
+    change(recorded, 2, steps(losses=[1.5]))
+    shutil.copytree(recorded / "struck", recorded / "alike")
+    change(recorded, 1, steps(losses=[1.5]))
+    evidence = [text for finding in judged(recorded).findings for text in finding.evidence]
+    assert evidence and not [text for text in evidence if "restarted one" in text]
+
+
+def test_other_samples_leave_generators_unjudged_and_say_so(recorded: Path) -> None:
+    change(recorded, 2, starts(rng=told("elsewhere")))
+    change(recorded, 2, first_batches_again)
+    (finding,) = [
+        one
+        for one in judged(recorded).findings
+        if one.promise == "restored: generators" and one.status != "kept"
+    ]
+    assert (finding.status, finding.message) == (
+        "not checked",
+        "attempt 2 took other samples for step 13, which may draw otherwise",
+    )
+
+
 def test_steps_done_twice_need_no_reference(recorded: Path) -> None:
     BROKEN["a loss done twice"][0](recorded)
     verdict = judge_folder(recorded / "struck", None, "auto")

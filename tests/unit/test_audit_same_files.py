@@ -69,7 +69,7 @@ def _state(step: int, best: float = 0.5) -> dict[str, Any]:
         ),
         (
             _saves(last=_state(20), ema=torch.zeros(3)),
-            "ema.pt: 1 of 1 tensor differs, first its only one",
+            "ema.pt: its only tensor differs",
         ),
         (_saves(last=_state(20)), "ema.pt: missing, the undisturbed runs leave it"),
         (
@@ -90,10 +90,10 @@ def test_a_lost_value_is_told_beside_the_tensors_that_follow_from_it(tmp_path: P
     disturbed = _saves(best=torch.zeros(3), copy=torch.zeros(3), last=_state(20, 0.25))
     finding = _judged(tmp_path, undisturbed, disturbed)
     assert finding.message == (
-        "best.pt: 1 of 1 tensor differs, first its only one;"
+        "best.pt: its only tensor differs;"
         " last.pt: best is 0.25, in both undisturbed runs 0.5; 1 more file differs"
     )
-    assert finding.evidence == ("copy.pt: 1 of 1 tensor differs, first its only one",)
+    assert finding.evidence == ("copy.pt: its only tensor differs",)
 
 
 def test_files_saved_after_a_load_are_the_same(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_files_saved_after_a_load_are_the_same(tmp_path: Path) -> None:
     finding = _judged(tmp_path, _saves(last=_state(20)), disturbed)
     assert (finding.status, finding.message) == (
         "kept",
-        "1 file with 4 values are as in the undisturbed runs",
+        "1 file with 4 values is as in the undisturbed runs",
     )
 
 

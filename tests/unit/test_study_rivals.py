@@ -73,10 +73,14 @@ def test_the_rows_that_ckpt_chaos_prints_are_read() -> None:
         "crash point                        newest ok  resume result      weights diff  verdict\n"
         "no crash (control)                         -  resumed from step None  0.00e+00  PASS\n"
         "#14 torch.save:scheduler.pt [before]      10  RAISED ExitCode1        -  HARD_FAIL\n"
+        "#33 torch.save:state.pt [term]   -  resumed from step None  0.00e+00  PASS  [PLAN DRIFT]\n"
+        "#34 os.mkdir:out [term]          -  resumed from step None  0.00e+00  PASS\n"
     )
     assert _ROW.findall(printed) == [
-        ("no crash (control)", "PASS"),
-        ("#14 torch.save:scheduler.pt [before]", "HARD_FAIL"),
+        ("no crash (control)", "PASS", ""),
+        ("#14 torch.save:scheduler.pt [before]", "HARD_FAIL", ""),
+        ("#33 torch.save:state.pt [term]", "PASS", "PLAN DRIFT"),
+        ("#34 os.mkdir:out [term]", "PASS", ""),
     ]
 
 

@@ -33,6 +33,11 @@ BUCKETS = (
     " restarts exact"
 )
 
+UNFED = (
+    "other tensors entered the model: what picks its samples (a position, a generator of its own),"
+    " or what the job keeps elsewhere, between its data and its model (a normaliser, a recurrent"
+    " state, a memory, an environment), was not restored"
+)
 BESIDE = (
     "other tensors entered the model: the position of a DataLoader that is asked beside the last"
     " one, or what the job keeps between its data and its model, was not restored"
@@ -93,7 +98,7 @@ def cause_of(
         if elsewhere is not None and not ours.samples:
             return f"the tensors of step {elsewhere} entered the model: {MEANING['samples']}"
         beside = any(process.loaders_beside for process in judged.arm.processes)
-        said = BESIDE if beside and ours.samples else MEANING[first]
+        said = (BESIDE if beside else MEANING[first]) if ours.samples else UNFED
         return said if fresh else _later(step, begun, said)
     return MEANING[first]
 

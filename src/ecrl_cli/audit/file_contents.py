@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ecrl_cli.audit.inert_pickle import Elements, Instance, Named, Pairs
+from ecrl_cli.audit.inert_pickle import Elements, Instance, Named, Pairs, bytes_of, is_bytes
 from ecrl_cli.audit.torch_save_file import Storage, Tensor, TorchSaveFile
 from ecrl_cli.checkpoint.format.hashing import hexdigest, streamed
 from ecrl_cli.checkpoint.format.names import DIGEST
@@ -278,7 +278,7 @@ class Flattener:
             if not _one_value(value):
                 yield from ((f"[{number}]", item) for number, item in enumerate(value))
         elif isinstance(value, Instance) and not (
-            _is_bytes(value) or _simple(value) or _array_of(value)
+            is_bytes(value) or _simple(value) or _array_of(value)
         ):
             yield ".(class)", Named(value.kind)
             if value.arguments != ():
@@ -315,13 +315,13 @@ class Flattener:
                 if value
                 else "empty"
             )
-        if isinstance(value, Instance) and not _is_bytes(value):
+        if isinstance(value, Instance) and not is_bytes(value):
             return (
                 self._array(value)
                 if _array_of(value)
                 else f"{value.kind.replace(' ', '.')}{value.arguments!r}"
             )
-        value = _bytes_of(value)
+        value = bytes_of(value)
         if isinstance(value, bytes | bytearray):
             return f"{len(value)} bytes {self._hashed(bytes(value))}"
         if isinstance(value, int) and value.bit_length() > 1000:
@@ -413,18 +413,6 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _is_bytes(value: Any) -> bool:
-    """Whether it is a byte string: protocol 2 has text instead, encoded by a call."""
-    named = (
-        isinstance(value, Instance) and value.kind == "_codecs encode" and len(value.arguments) == 2
-    )
-    return named and isinstance(value.arguments[0], str)
-
-
-def _bytes_of(value: Any) -> Any:
-    return value.arguments[0].encode("latin1") if _is_bytes(value) else value
-
-
 def _array_of(value: Instance) -> tuple[tuple[int, ...], str, Any] | None:
     """Shape, dtype and data of a pickled numpy array or scalar; None for other objects."""
     module, _, name = value.kind.partition(" ")
@@ -432,10 +420,10 @@ def _array_of(value: Instance) -> tuple[tuple[int, ...], str, Any] | None:
         return None
     shape: Any
     if name == "scalar" and len(value.arguments) == 2:
-        shape, dtype, fortran, data = (), value.arguments[0], False, _bytes_of(value.arguments[1])
+        shape, dtype, fortran, data = (), value.arguments[0], False, bytes_of(value.arguments[1])
     elif name == "_reconstruct" and isinstance(value.state, tuple) and len(value.state) == 5:
         _, shape, dtype, fortran, data = value.state
-        data = _bytes_of(data)
+        data = bytes_of(data)
     else:
         return None
     if not (

@@ -270,3 +270,16 @@ def called(function: Any, arguments: Any, calls: Calls) -> Any:
     ):
         return Instance(arguments[0].name, ())
     return Instance(function.name, arguments)
+
+
+def is_bytes(value: Any) -> bool:
+    """Whether it is a byte string: protocol 2 has text instead, encoded by a call."""
+    named = (
+        isinstance(value, Instance) and value.kind == "_codecs encode" and len(value.arguments) == 2
+    )
+    return named and isinstance(value.arguments[0], str)
+
+
+def bytes_of(value: Any) -> Any:
+    """The bytes that protocol 2 has as text; any other value as it is."""
+    return value.arguments[0].encode("latin1") if is_bytes(value) else value

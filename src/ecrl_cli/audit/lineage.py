@@ -141,12 +141,12 @@ class CommittedSteps:
 
 def resume_kinds(arms: Iterable[Arm]) -> frozenset[str]:
     """The kinds of files that every attempt read which read any part of a checkpoint and trained:
-    without them there is none to go on from (a best model that was saved before is none). Empty if
-    no attempt did.
+    without them there is none to go on from (a best model that was saved before is none). What is
+    made before the first step is no part of a checkpoint. Empty if no attempt did.
     """
     needed: frozenset[str] | None = None
     for arm in arms:
-        saves = [FinishedCheckpoint(one.step, one.paths) for one in checkpoints(arm)]
+        saves = [FinishedCheckpoint(one.step, one.paths) for one in checkpoints(arm) if one.step]
         loaded: dict[int, list[str]] = {}
         for one in reads(arm):
             loaded.setdefault(one.attempt, []).append(one.path)

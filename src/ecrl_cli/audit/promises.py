@@ -5,7 +5,8 @@ not checked, with evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ecrl_cli.audit.causes import cause_of
 from ecrl_cli.audit.components import (
@@ -72,6 +73,66 @@ def same_trajectory(judged: Judged, reference: Judged | None, steady: Determinis
     said = f"{'the first' if further else 'all'} {steps} bit for bit those of the undisturbed run"
     said += ", which ended there" if further else ""
     return ArmFinding(promise, KEPT, said, arm)
+
+
+def with_savers(
+    findings: list[ArmFinding], arms: Sequence[Judged], reference: Judged | None
+) -> list[ArmFinding]:
+    """`findings`, those of broken trajectories with the sentence of `_saved_by_a_restarted`."""
+    said = _saved_by_a_restarted(arms, reference)
+    return [
+        replace(finding, evidence=(*finding.evidence, said))
+        if said and finding.promise == "same trajectory" and finding.status == BROKEN
+        else finding
+        for finding in findings
+    ]
+
+
+def _saved_by_a_restarted(arms: Sequence[Judged], reference: Judged | None) -> str:
+    """A sentence where every attempt that left the undisturbed run had gone on from what a
+    restarted attempt had saved, and one that went on from a first attempt's save did not leave it;
+    else empty.
+    """
+    exact, wrong = "", ""
+    if reference is None:
+        return ""
+    for judged in arms:
+        path, steps = judged.path, _numbers_of(judged)
+        for begun in path.resumed:
+            savers = [a for a in steps if a < begun.attempt and (begun.after or 0) in steps[a]]
+            if not savers or not steps[begun.attempt]:
+                continue
+            who, by = f"attempt {begun.attempt} of {judged.arm.name}", max(savers)
+            aside = judged.ignored | judged.without_effect
+            if any(
+                {*differing(step, reference.path.steps[number][rank][1], place == 0)} - aside
+                for number, ranks in steps[begun.attempt].items()
+                for rank, (place, step) in ranks.items()
+                if rank in reference.path.steps.get(number, {})
+            ):
+                if not path.offsets[by]:
+                    return ""
+                wrong = wrong or who
+                break  # what comes after it is wrong too
+            exact = exact or ("" if path.offsets[by] else who)
+    if not (exact and wrong):
+        return ""
+    return (
+        f"{exact} went on from what the first attempt had saved, and was right; {wrong} from what a"
+        " restarted one had saved: look at what is saved after a restart"
+    )
+
+
+def _numbers_of(judged: Judged) -> dict[int, dict[int, dict[int, tuple[int, Step]]]]:
+    """By attempt, step and rank, a step and its place in its attempt."""
+    numbers: dict[int, dict[int, dict[int, tuple[int, Step]]]] = {}
+    for attempt, processes in judged.arm.attempts.items():
+        steps = numbers.setdefault(attempt, {})
+        for process in processes:
+            for place, step in enumerate(process.steps):
+                number = step.number + (0 if step.declared else judged.path.offsets[attempt])
+                steps.setdefault(number, {})[process.rank] = (place, step)
+    return numbers
 
 
 def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:

@@ -474,7 +474,11 @@ def _generators(
         wrong = [rank for rank, one, other in drawn if one != other]
         compared = compared or bool(drawn)
         if wrong and any(one.samples != other.samples for _, one, other in rows):
-            # other samples may draw a different number of times: the data position is the finding
+            said = (
+                f"attempt {begun.attempt} took other samples for step {number}, which may draw"
+                " otherwise"
+            )
+            yield ArmFinding(promise, NOT_CHECKED, said, arm)
             return
         if wrong:
             said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[component]}"

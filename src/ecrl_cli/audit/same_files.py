@@ -19,7 +19,7 @@ PROMISE = "same files"
 _DIGEST = re.compile(r" [0-9a-f]{16}$")
 _LAST_INDEX = re.compile(r"^(.*)\[(\d+)\](.*?)$", re.DOTALL)
 _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf)\b")
-_TENSORS_DIFFER = re.compile(r"\d tensors? differs?, first ")
+_TENSORS_DIFFER = re.compile(r"\d tensors? differs?, first |: its only tensor")
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
 _ALONE = "there is one undisturbed run"
 _LONGEST = 60  # characters of a value in a sentence
@@ -33,8 +33,8 @@ class _Comparison:
 
     `extra`: files that only the arm has. `restarts`: of the arm. `graceful`: whether a failure let
     the job save once more. `broken`: by file the sentence about it. `aside`: what was not judged,
-    and why. `files`, `values`: how many agreed and are the same. `unlike`: files in which the
-    undisturbed runs themselves differ.
+    and why. `files`, `values`: how many agreed and are the same. `unlike`: by the reason, files in
+    which the undisturbed runs themselves are not seen to agree.
     """
 
     ours: Inventory
@@ -45,7 +45,14 @@ class _Comparison:
     aside: list[str] = field(default_factory=list)
     files: int = 0
     values: int = 0
-    unlike: int = 0
+    unlike: dict[str, list[str]] = field(default_factory=dict)
+
+    def undetermined(self, name: str, theirs: Sequence[Content]) -> None:
+        """The undisturbed runs have other bytes in the file, or other kinds of it, or not all."""
+        problem = next((content.problem for content in theirs if content.kind == "unreadable"), "")
+        reason = "the undisturbed runs differ in it"
+        reason = f"it cannot be compared by content ({visible(problem)})" if problem else reason
+        self.unlike.setdefault(reason, []).append(visible(name))
 
 
 def same_files(
@@ -125,8 +132,8 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
             aside,
         )
     said = (
-        f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')} are as in the"
-        " undisturbed runs"
+        f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')}"
+        f" {'is' if seen.files == 1 else 'are'} as in the undisturbed runs"
     )
     cut = [text.removesuffix(f": {CUT}") for text in seen.aside if text.endswith(CUT)]
     said += f"; not equal, and taken for {CUT}: {cut[0]}" if cut else ""
@@ -159,13 +166,13 @@ def _compared(
         elif any(
             name not in other.files or other.files[name].kind != content.kind for other in others
         ):
-            seen.unlike += 1
+            seen.undetermined(name, [run.files[name] for run in references if name in run.files])
         else:
             _file(name, [content, *(other.files[name] for other in others)], seen)
     seen.aside += [f"{visible(name)}: only in this arm" for name in extra if not not_judged(name)]
-    seen.aside += (
-        [f"{seen.unlike} files: the undisturbed runs differ in them"] if seen.unlike else []
-    )
+    for reason, names in seen.unlike.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        seen.aside.append(f"{', '.join(names[:SHOWN])}{more}: {reason}")
     seen.aside += [*first.left_out, *ours.left_out]
     return seen
 
@@ -206,7 +213,7 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
     elif same:
         seen.files, seen.values = seen.files + 1, seen.values + same
     elif not aside:
-        seen.unlike += 1
+        seen.undetermined(name, theirs)
 
 
 def _equal(theirs: list[Content], content: Content) -> bool:
@@ -411,7 +418,9 @@ def _sentence(differences: list[Difference], theirs: list[Content], ours: Conten
         len(tensors) > 1 or not first.due.startswith("tensor(")
     ):
         total = sum(bool(_TENSOR.search(text)) for text in theirs[0].entries.values())
-        which = visible(first.key) or "its only one"
+        which = visible(first.key)
+        if total == 1:
+            return f"its only tensor{f', {which},' if which else ''} differs"
         return (
             f"{len(tensors)} of {plural(total, 'tensor')}"
             f" {'differs' if len(tensors) == 1 else 'differ'}, first {which}"

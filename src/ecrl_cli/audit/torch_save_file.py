@@ -8,12 +8,12 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
 import numpy as np
 
-from ecrl_cli.audit.inert_pickle import Instance, Named, Pairs, called, read_pickle
+from ecrl_cli.audit.inert_pickle import Instance, Named, Pairs, bytes_of, called, read_pickle
 from ecrl_cli.checkpoint.format.hashing import streamed, tensor_prefix
 from ecrl_cli.checkpoint.format.names import DIGEST
 from ecrl_cli.checkpoint.format.torch_file import Read, Window
@@ -76,12 +76,13 @@ _SIGNED = {
 @dataclass(frozen=True)
 class Storage:
     """Memory of a file that tensors refer to. `dtype`: of its elements, uint8 where tensors say it
-    themselves.
+    themselves. `within`: the memory itself, where it stands in the pickle.
     """
 
     dtype: str
     key: str
     nbytes: int
+    within: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,13 @@ class TorchSaveFile:
     """A file of torch.save in `size` bytes that `read` gives. `value`: what it holds, inert, with
     `Tensor` for tensors.
 
-    ValueError for what is no such file. `member`: the pickle's name in the zip.
+    ValueError for what is no such file. `member`: the pickle's name in the zip. `within`: the bytes
+    are part of another file's pickle.
     """
 
-    def __init__(self, read: Read, size: int, member: str = "data.pkl") -> None:
+    def __init__(
+        self, read: Read, size: int, member: str = "data.pkl", *, within: bool = False
+    ) -> None:
         self._read, self._size = read, size
         # of a storage: its first byte and number of bytes
         self._places: dict[str, tuple[int, int]] = {}
@@ -118,6 +122,7 @@ class TorchSaveFile:
         self._digests: dict[Tensor | Storage, str] = {}
         self.others: list[zipfile.ZipInfo] = []  # members that belong to no tensor
         self._left = 8 * size + 2**26  # bytes to hash: views of one storage may be many
+        self._calls = CALLS if within else CALLS | {"torch.storage _load_from_bytes": self._pickled}
         if read(0, 2) == b"PK":
             self.value = self._zipped(member)
         else:
@@ -151,7 +156,7 @@ class TorchSaveFile:
                         self.others.append(info)
         except zipfile.BadZipFile as error:
             raise ValueError(f"a damaged zip file ({str(error)[:80]})") from error
-        return read_pickle(data, self._persistent, CALLS)
+        return read_pickle(data, self._persistent, self._calls)
 
     def _place(self, info: zipfile.ZipInfo) -> tuple[int, int]:
         header = self._read(info.header_offset, _LOCAL_HEADER)
@@ -174,12 +179,12 @@ class TorchSaveFile:
         too.
         """
         head = io.BytesIO(self._read(0, min(self._size, MAX_PICKLE)))
-        first = read_pickle(head, self._persistent, CALLS)
+        first = read_pickle(head, self._persistent, self._calls)
         if first != _MAGIC:
             return first
         read_pickle(head)  # version of the format
         read_pickle(head)  # byte order and sizes of the machine
-        value = read_pickle(head, self._persistent, CALLS)
+        value = read_pickle(head, self._persistent, self._calls)
         keys, at = read_pickle(head), head.tell()
         for key in map(str, keys):
             width = WIDTHS[self._types[key]]
@@ -189,6 +194,24 @@ class TorchSaveFile:
             if at > self._size:
                 raise ValueError("it ends early")
         return value
+
+    def _pickled(self, data: Any) -> Storage:
+        """torch.storage._load_from_bytes: the storage of a tensor that was pickled without
+        torch.save, a file of torch in itself.
+        """
+        data = bytes_of(data)
+        if not isinstance(data, bytes):
+            raise ValueError("a storage of no bytes")
+        self._charge(len(data))
+        inner = TorchSaveFile(lambda at, count: data[at : at + count], len(data), within=True)
+        if not isinstance(inner.value, Storage):
+            raise ValueError("a storage that is none")
+        return replace(inner.value, key="", within=b"".join(inner.content(inner.value)))
+
+    def _charge(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise ValueError("tensors that overlap too much")
 
     def _persistent(self, identity: Any) -> Storage:
         if (
@@ -216,14 +239,15 @@ class TorchSaveFile:
         """The bytes of its elements in order, in pieces."""
         if isinstance(tensor, Storage):
             tensor = Tensor("uint8", tensor, 0, (tensor.nbytes,), (1,))
+        memory = tensor.storage.within
         start, nbytes = self._places.get(tensor.storage.key, (0, 0))
+        if memory is not None:
+            start, nbytes = 0, len(memory)
         width = WIDTHS[tensor.dtype]
         last = tensor.offset + sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
         )
-        self._left -= tensor.nbytes
-        if self._left < 0:
-            raise ValueError("tensors that overlap too much")
+        self._charge(tensor.nbytes)
         if not tensor.nbytes:
             return
         if (last + 1) * width > nbytes:
@@ -231,15 +255,15 @@ class TorchSaveFile:
         start += tensor.offset * width
         if _contiguous(tensor) and not (tensor.conjugated or tensor.negated):
             for at in range(start, start + tensor.nbytes, _PIECE):
-                yield self._exactly(at, min(_PIECE, start + tensor.nbytes - at))
+                yield self._exactly(at, min(_PIECE, start + tensor.nbytes - at), memory)
             return
         span = (last - tensor.offset + 1) * width
         if max(span, tensor.nbytes) > MAX_STRIDED:
             raise ValueError(f"a tensor of {tensor.nbytes} bytes that is not contiguous")
-        yield _strided(tensor, self._exactly(start, span))
+        yield _strided(tensor, self._exactly(start, span, memory))
 
-    def _exactly(self, at: int, count: int) -> bytes:
-        data = self._read(at, count)
+    def _exactly(self, at: int, count: int, memory: bytes | None) -> bytes:
+        data = self._read(at, count) if memory is None else memory[at : at + count]
         if len(data) != count:
             raise ValueError("it ends early")
         return data

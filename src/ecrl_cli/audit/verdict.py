@@ -207,6 +207,8 @@ def judge(
     if spoilt is not None:
         made = of_arm(judged_arm(spoilt, reference, ignored), reference, steady, order)
         findings.append(control_seen(spoilt, made))
+    if steady.exact:
+        findings = promises.with_savers(findings, arms, reference)
     troubles = _troubles([*undisturbed, *arms])
     return _verdict(findings, troubles, arms, undisturbed)
 

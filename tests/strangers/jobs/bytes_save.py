@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 out = Path(sys.argv[1]) / "last.pt"
+out.parent.mkdir(exist_ok=True)
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 4)
 opt = torch.optim.Adam(model.parameters(), 1e-2)

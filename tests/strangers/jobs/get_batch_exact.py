@@ -7,6 +7,7 @@ import sys
 import torch
 
 out = sys.argv[1] + "/last.pt"
+os.makedirs(sys.argv[1], exist_ok=True)
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 8)
 opt = torch.optim.AdamW(model.parameters(), 1e-2)

@@ -8,6 +8,7 @@ import sys
 import torch
 
 out = sys.argv[1] + "/last.pt"
+os.makedirs(sys.argv[1], exist_ok=True)
 torch.manual_seed(0)
 body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
 one, two = torch.optim.Adam(body.parameters(), 1e-2), torch.optim.Adam(head.parameters(), 1e-2)

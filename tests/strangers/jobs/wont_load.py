@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 out = sys.argv[1] + "/last.pt"
+os.makedirs(sys.argv[1], exist_ok=True)
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
 opt = torch.optim.SGD(model.parameters(), 1e-2)

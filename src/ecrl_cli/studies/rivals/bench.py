@@ -108,7 +108,8 @@ class RaceBench:
 
 def python_of(environments: str, tool: str) -> str:
     """`ENVIRONMENTS/TOOL/bin/python` where it is, else the interpreter that runs this."""
-    own = Path(environments).expanduser().absolute() / tool.lower() / "bin" / "python"
+    home = (Path(environments).expanduser() / tool.lower()).resolve()  # TrainCheck fails on a link
+    own = home / "bin" / "python"
     return str(own) if environments and own.exists() else sys.executable
 
 

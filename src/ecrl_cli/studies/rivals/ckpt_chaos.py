@@ -12,7 +12,11 @@ from ecrl_cli.studies.rivals.bench import RaceBench
 from ecrl_cli.studies.rivals.subjects import USER, RacedJob
 from ecrl_cli.studies.rivals.tool import CAUGHT, PASSED, ToolAnswer, failed, written
 
-_ROW = re.compile(r"^(no crash \(control\)|#\d+ .+?\])\s{2,}.*\s(\w+)$", re.MULTILINE)
+# Its note of a run that took another course stands behind the verdict, in brackets.
+_ROW = re.compile(
+    r"^(no crash \(control\)|#\d+ [^\n]+?\]) {2,}.* ([A-Z_]+)(?: +\[([A-Z ]+)\])?$", re.MULTILINE
+)
+_NO_DEATH = "DID NOT CRASH"
 _BAD = ("HARD_FAIL", "SILENT_DIVERGENCE", "LOST_WORK", "CONTROL_FAIL")
 
 
@@ -47,11 +51,12 @@ class CkptChaos:
         rows = _ROW.findall(ended.text)
         if ended.code not in (0, 1) or not rows:
             return failed(ended.text, ended.seconds, lines)
-        bad = [f"{verdict} at {label}" for label, verdict in rows if verdict != "PASS"]
-        counts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(v for _, v in rows).items())
+        bad = [f"{verdict} at {label}" for label, verdict, _ in rows if verdict != "PASS"]
+        told = Counter(verdict for _, verdict, _ in rows)
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in told.items())
         text = "; ".join([counts, *bad[:4], *_last_words(folder / "work")])
         outcome = CAUGHT if ended.code else PASSED
-        deaths = len(rows) - 1
+        deaths = sum(note != _NO_DEATH for _, _, note in rows) - 1
         return ToolAnswer(outcome, text, deaths, 2 * deaths + 2, lines, ended.seconds)
 
 

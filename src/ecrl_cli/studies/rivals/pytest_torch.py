@@ -30,6 +30,7 @@ class PytestTorch:
             "RACE_BUG": words[-1] if words else "",
         }
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+        command += ["-p", "no:ecrl"]  # an environment may list it without having it
         command += ["--rootdir", str(folder), "-c", "/dev/null", str(USER / _TEST)]
         ended = bench.run(command, folder, environment)
         lines = written(_TEST)

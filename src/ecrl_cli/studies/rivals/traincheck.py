@@ -25,14 +25,14 @@ class TrainCheck:
 
     def judge(self, subject: RacedJob, bench: RaceBench) -> ToolAnswer:
         if not subject.track or subject.half is None:
-            wants = "a script in one file with its model in a variable, several minutes a job"
+            wants = "not tried: a script in one file, its model in a variable, minutes a job"
             return ToolAnswer(NOT_APPLICABLE, wants)
         job = _Traced(subject, subject.half, bench, bench.python(self.name))
         invariants, seconds = job.invariants()
         if not invariants.exists():
             return failed(job.told, seconds)
         target = bench.folder()
-        collected = job.collect(target, subject.restarted(), job.stopped(), invariants)
+        collected = job.collect(target, subject.restarted(), job.stopped())
         checker = str(Path(job.python).with_name("traincheck-check"))
         checked = bench.run(
             [checker, "-f", str(target / "trace"), "-i", str(invariants), "-o", "checked"], target
@@ -62,10 +62,10 @@ class _Traced:
         self._bench.run([*start, str(self._half.updates), *words], folder)
         return folder / "out"
 
-    def collect(
-        self, folder: Path, words: list[str], out: Path, invariants: Path | None = None
-    ) -> Ended:
-        """Trace the job into `folder`/trace."""
+    def collect(self, folder: Path, words: list[str], out: Path) -> Ended:
+        """Trace the job into `folder`/trace, wholly: traced for given invariants alone, a restart
+        that is right breaks some of them.
+        """
         script = folder / Path(words[0]).name
         script.write_text(Path(words[0]).read_text(encoding="utf-8"), encoding="utf-8")
         line = [self.python, str(script), *(word.replace("{dir}", str(out)) for word in words[1:])]
@@ -73,7 +73,6 @@ class _Traced:
         command = [str(Path(self.python).with_name("traincheck-collect")), "-p", str(script)]
         command += ["-s", str(folder / "run.sh"), "--models-to-track", self._subject.track]
         command += ["--output-dir", str(folder / "trace")]
-        command += ["--invariants", str(invariants)] if invariants else []
         return self._bench.run(command, folder)
 
     def invariants(self) -> tuple[Path, float]:
