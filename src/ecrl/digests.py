@@ -344,7 +344,7 @@ def settings(optimizers: Iterable[Any]) -> str:
     if last[1] and len(values) == len(last[0]) and all(map(operator.is_, values, last[0])):
         return last[1]
     digest = of_named(
-        ("%d.%d.%s" % (index, number, key), group[key])
+        ("%d.%d.%s" % (index, number, key), _setting(group[key]))
         for index, optimizer in enumerate(optimizers)
         for number, group in enumerate(optimizer.param_groups)
         for key in sorted(group)
@@ -361,6 +361,15 @@ def settings(optimizers: Iterable[Any]) -> str:
         _settings.clear()
     _settings[key_of] = (values, digest) if constant else ([], "")
     return digest
+
+
+def _setting(value: Any) -> Any:
+    """The value whatever file it came through: JSON has lists for tuples, YAML 0 for 0.0."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_setting(item) for item in value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**53:
+        return float(value)
+    return value
 
 
 def _constant(value: Any) -> bool:
@@ -386,11 +395,19 @@ def entering(args: Any, kwargs: Any) -> Optional[str]:
     if not torch.is_grad_enabled():
         return None
     try:
-        leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if not pair[1].requires_grad]
+        leaves = [pair for pair in _tensors_at([args, kwargs], "", 6) if _is_data(pair[1])]
         return of_named(leaves) if leaves else None
     except Exception:
         # tensors without elements of their own: inside torch.func, while tracing, sparse ones
         return None
+
+
+def _is_data(value: Any) -> bool:
+    """Whether no parameters lead to the tensor, though its gradient may be asked for (points at
+    which an equation is to hold).
+    """
+    parameter = sys.modules["torch"].nn.Parameter
+    return not value.requires_grad or (value.is_leaf and not isinstance(value, parameter))
 
 
 def _tensors_at(value: Any, path: str, depth: int) -> Iterator[Tuple[str, Any]]:

@@ -267,8 +267,8 @@ def test_a_generator_that_nothing_was_drawn_from_breaks_nothing(recorded: Path) 
         for f in verdict.findings
         if f.status == "not checked" and f.promise != "same files"
     ] == [
-        "the state of generators is another after a restart, and nothing that was drawn from it"
-        " shows in any step"
+        "torch's global generator is in another state after a restart, and nothing that was drawn"
+        " from it shows in any step"
     ]
 
 

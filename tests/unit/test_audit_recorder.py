@@ -509,10 +509,28 @@ def test_a_setting_is_told_apart_however_it_is_changed() -> None:
     seen.append(digests.settings([optimizer]))
     group["lr"].fill_(2.0)
     seen.append(digests.settings([optimizer]))
-    for lr in (1, 1.0, True):
+    for lr in (1.0, True):
         group["lr"] = lr
         seen.append(digests.settings([optimizer]))
     assert len(set(seen)) == len(seen)
+
+
+def test_data_whose_gradient_is_asked_for_enter_the_model_and_parameters_do_not() -> None:
+    """Points at which an equation is to hold; logits on their way into a loss are no input."""
+    points = torch.ones(2, requires_grad=True)
+    assert digests.entering((points,), {}) == digests.entering((points.detach(),), {})
+    assert digests.entering((points,), {}) != digests.entering((points.detach() * 2,), {})
+    for other in (torch.nn.Parameter(torch.ones(2)), points * 2):
+        assert digests.entering((other,), {}) is None
+
+
+def test_a_setting_is_the_same_whatever_file_it_came_through() -> None:
+    """JSON has lists for tuples, YAML 1 for 1.0, numpy scalars of its own."""
+    seen = set()
+    for betas, decay in (((0.5, 1.0), 0.0), ([0.5, 1], 0), ((numpy.float64(0.5), 1.0), 0)):
+        group = {"params": [torch.nn.Parameter(torch.ones(2))], "betas": betas, "decay": decay}
+        seen.add(digests.settings([SimpleNamespace(param_groups=[group])]))
+    assert len(seen) == 1
 
 
 def test_settings_are_read_once_before_an_update_and_once_behind_it(

@@ -34,9 +34,9 @@ BUCKETS = (
 )
 
 UNFED = (
-    "other tensors entered the model: what picks its samples (a position, a generator of its own),"
-    " or what the job keeps elsewhere, between its data and its model (a normaliser, a recurrent"
-    " state, a memory, an environment), was not restored"
+    "other tensors entered the model: what picks its samples (a position, a random stream of its"
+    " own), or what the job keeps elsewhere, between its data and its model (a normaliser, a"
+    " recurrent state, a memory, an environment), was not restored"
 )
 BESIDE = (
     "other tensors entered the model: the position of a DataLoader that is asked beside the last"

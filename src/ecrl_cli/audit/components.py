@@ -315,6 +315,8 @@ def judged_arm(
     if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names), needed)
     drawn = _without_effect(differs, names)
+    if not names & {"samples", "input", "model input"}:
+        drawn |= names & _drawn_between_epochs(reference)
     if drawn:
         left = {
             step: tuple(name for name in found if name not in drawn)
@@ -329,6 +331,28 @@ def judged_arm(
             needed,
         )
     return Judged(arm, path, differs, ignored, needed=needed)
+
+
+def _drawn_between_epochs(undisturbed: Judged) -> frozenset[str]:
+    """The generators that no step draws from: their state moves only between the last step of an
+    epoch and the next, where a loader draws its seed.
+    """
+    ends = {end for process in undisturbed.arm.processes for end in process.epochs}
+    steps, quiet = undisturbed.path.steps, set()
+    for name in GENERATORS:
+        states: dict[int, str] = {}  # by rank, behind the last step
+        still, seen = True, False
+        for number in sorted(steps):
+            for rank, (_, step) in steps[number].items():
+                before, after = step.digests_before.get(DIGEST_OF[name]), value_of(step, name)
+                seen = seen or after is not None
+                still = still and before == after
+                if number - 1 not in ends and rank in states:
+                    still = still and states[rank] == before
+                states[rank] = after
+        if seen and still:
+            quiet.add(name)
+    return frozenset(quiet)
 
 
 def _without_dead(

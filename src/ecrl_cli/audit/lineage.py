@@ -467,10 +467,11 @@ def _matching(
 ) -> int | None:
     """The step whose state `began` is; None if no optimizer's parameters are those of any step.
 
-    That of the newest checkpoint if the optimizers that step first are as they were then: what the
-    others hold may be dead (written anew before their turn). Else the step with most in common;
-    then that which the same optimizers follow; then the last. An optimizer whose parameters never
-    change says nothing.
+    That of a later step than the newest checkpoint's if every optimizer is as it was then: a save
+    may be whole before its last file is. Else that of the newest checkpoint if the optimizers that
+    step first are as they were then: what the others hold may be dead (written anew before their
+    turn). Else the step with most in common; then that which the same optimizers follow; then the
+    last. An optimizer whose parameters never change says nothing.
     """
     seen: dict[str, set[str]] = {}
     for recorded in states:
@@ -478,7 +479,7 @@ def _matching(
             seen.setdefault(name, set()).add(state.params)
     telling = {name for name in began if len(seen.get(name, ())) > 1} or set(began)
     live = {name for name in who if name in began and began[name].params} & telling
-    best: tuple[bool, int, int, bool, bool, bool, int] | None = None
+    best: tuple[bool, bool, int, int, bool, bool, bool, int] | None = None
     for recorded in states:
         shared = [
             (state, recorded.optimizers[name], name)
@@ -494,7 +495,9 @@ def _matching(
             for one, other, name in shared
             if (one.params, one.optimizer) == (other.params, other.optimizer)
         }
+        later = expected is not None and recorded.step > expected
         rank = (
+            later and {name for name in began if began[name].params} <= whole,
             recorded.step == expected and bool(live) and live <= whole,
             alike,
             same_states,

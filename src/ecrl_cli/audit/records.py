@@ -164,10 +164,13 @@ def read_arm(folder: Path) -> Arm:
             process for process in found if process.files and process not in trained
         ]
     if not any(attempts.values()):
+        seen = any(others.values())  # the recorder was in them
         raise EvidenceMissing(
             str(folder),
-            "no step is on record",
-            "was the command a torch job? python -I, -E and -S keep the recorder out",
+            "no step of a torch.optim.Optimizer is on record" if seen else "no step is on record",
+            "a job that updates its weights itself tells its steps by ecrl.session() and step()"
+            if seen
+            else "was the command a torch job? python -I, -E and -S keep the recorder out",
         )
     return Arm(
         folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"), others=others

@@ -23,8 +23,14 @@ from ecrl_cli.audit.lineage import CommittedSteps, Resumed
 from ecrl_cli.audit.steps import Step, same_number
 from ecrl_cli.errors import plural
 
+MOMENTS = 64  # steps ahead in which a part of the state is looked for
 Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step that was due
+_GLOBAL = {
+    "generators": "torch's global generator",
+    "python generator": "Python's global generator",
+    "numpy generator": "numpy's global generator",
+}
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,8 @@ def restored(judged: Judged, reference: Judged | None, stable: Stable) -> Iterat
     drawn = sorted(judged.without_effect & set(GENERATORS))
     if drawn:
         said = (
-            f"the state of {' and '.join(drawn)} is another after a restart, and nothing that was"
-            " drawn from it shows in any step"
+            f"{' and '.join(_GLOBAL[name] for name in drawn)} is in another state after a restart,"
+            " and nothing that was drawn from it shows in any step"
         )
         yield ArmFinding("restored: generators", NOT_CHECKED, said, judged.arm.name)
     if "optimizer" in judged.without_effect:
@@ -337,20 +343,21 @@ def _against(judged: Judged, begun: Resumed, due: Due, stable: Stable) -> Iterat
     rows = _rows(judged, begun, due, 0)
     findings: list[ArmFinding] = []
     if stable("settings"):
-        findings += _settings(begun, arm, rows, due.whose)
+        findings += _settings(begun, arm, rows, due)
         if not any(finding.status == BROKEN for finding in findings):
             findings = [*_lost_later(judged, begun, due)] or findings
-    findings += _generators(begun, arm, rows, stable, due.whose)
+    findings += _generators(begun, arm, rows, stable, due)
     buffers = [
         (rank, one.digests["buffers"], other.digests["buffers"])
         for rank, one, other in rows
         if one.digests.get("buffers") and other.digests.get("buffers")
     ]
-    # other samples leave other running statistics
+    # what enters the model leaves its mark on running statistics
     if (
         buffers
         and all(
-            (one.samples, one.inputs) == (other.samples, other.inputs) for _, one, other in rows
+            (one.samples, one.inputs, one.entered) == (other.samples, other.inputs, other.entered)
+            for _, one, other in rows
         )
         and stable("buffers")
     ):
@@ -426,7 +433,7 @@ def _lost_later(judged: Judged, begun: Resumed, due: Due) -> Iterator[ArmFinding
         return
 
 
-def _settings(begun: Resumed, arm: str, rows: Rows, whose: str) -> Iterator[ArmFinding]:
+def _settings(begun: Resumed, arm: str, rows: Rows, due: Due) -> Iterator[ArmFinding]:
     promise, number = "restored: schedule and settings", (begun.after or 0) + 1
     apart = {
         rank: optimizers_apart(one.optimizers_before, other.optimizers_before, "settings")
@@ -441,7 +448,15 @@ def _settings(begun: Resumed, arm: str, rows: Rows, whose: str) -> Iterator[ArmF
             if one.lr != other.lr
             else ("the learning rate is right: another setting differs",)
         )
-        said = f"before step {number}, rank {', '.join(map(str, wrong))}{of}: {MEANING['settings']}"
+
+        def alike(step: Step) -> bool:
+            mine, theirs = one.optimizers_before, step.optimizers_before
+            return bool(theirs) and not optimizers_apart(mine, theirs, "settings")
+
+        why = _lost(
+            MEANING["settings"], "the optimizer's settings are", begun, due, wrong[0], alike
+        )
+        said = f"before step {number}, rank {', '.join(map(str, wrong))}{of}: {why}"
         yield ArmFinding(promise, BROKEN, said, arm, number, rates)
     elif any(
         state.settings
@@ -449,8 +464,29 @@ def _settings(begun: Resumed, arm: str, rows: Rows, whose: str) -> Iterator[ArmF
         for name, state in one.optimizers_before.items()
         if name in other.optimizers_before
     ):
-        said = f"attempt {begun.attempt} had those of {whose} before step {number}"
+        said = f"attempt {begun.attempt} had those of {due.whose} before step {number}"
         yield ArmFinding(promise, KEPT, said, arm)
+
+
+def _lost(
+    meaning: str, what: str, begun: Resumed, due: Due, rank: int, alike: Callable[[Step], bool]
+) -> str:
+    """`meaning`, or that `what` is of another moment: `alike` tells of a step whether this part of
+    the state was due before it.
+    """
+    first = begun.after_on(rank) + 1
+    for number in (*range(first - 1, 0, -1), *range(first + 1, first + MOMENTS)):
+        step = due.step_of(number, rank)
+        if step is not None and alike(step):
+            if number == 1:
+                return f"{meaning}: as before step 1"
+            thread = " (a thread writes what the training goes on changing)"
+            return (
+                f"{what} as before step {number}, and the parameters are those of step"
+                f" {begun.after}: parts of two moments came back"
+                f"{thread if begun.newest_in_background is not None else ''}"
+            )
+    return meaning
 
 
 def _rates(one: Step, other: Step) -> str:
@@ -460,7 +496,7 @@ def _rates(one: Step, other: Step) -> str:
 
 
 def _generators(
-    begun: Resumed, arm: str, rows: Rows, stable: Stable, whose: str
+    begun: Resumed, arm: str, rows: Rows, stable: Stable, due: Due
 ) -> Iterator[ArmFinding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
     promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
@@ -481,9 +517,19 @@ def _generators(
             yield ArmFinding(promise, NOT_CHECKED, said, arm)
             return
         if wrong:
-            said = f"before step {number}, rank {', '.join(map(str, wrong))}: {MEANING[component]}"
+            state = next(one for rank, one, _ in drawn if rank == wrong[0])
+
+            def alike(step: Step, name: str = name, state: str | None = state) -> bool:
+                return step.digests_before.get(name) == state
+
+            why = _lost(MEANING[component], f"{_GLOBAL[component]} is", begun, due, wrong[0], alike)
+            if why == MEANING[component] and any(
+                one.entered != other.entered for _, one, other in rows
+            ):
+                why += ", or this step, which had other data, drew otherwise"
+            said = f"before step {number}, rank {', '.join(map(str, wrong))}: {why}"
             yield ArmFinding(promise, BROKEN, said, arm, number)
             return
     if compared:
-        said = f"attempt {begun.attempt} had those of {whose} before step {number}"
+        said = f"attempt {begun.attempt} had those of {due.whose} before step {number}"
         yield ArmFinding(promise, KEPT, said, arm)
