@@ -49,6 +49,9 @@ class Session:
         """
         if self._recording is None:
             return
+        from ecrl.steps import with_planned_failures
+
+        with_planned_failures("declared step", lambda found: found.declared(int(step)))
         value = float(loss) if loss is not None else None
         losses = [] if value is None else [value]
         ids = None if samples is None else [int(sample) for sample in samples]

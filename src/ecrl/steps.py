@@ -167,6 +167,17 @@ class StepRecorder:
         if self.optimizers.add(optimizer, collect=bool(self.steps)):
             self._modelled = False
 
+    def declared(self, step: int) -> None:
+        """Step `step` of the job is done, by its own word; where no hook sees its steps, a failure
+        due before the step happens now, and files are counted by such steps.
+        """
+        if self.recording.seen:
+            return
+        self.faults.offset = step - self.next_step()
+        self.faults.before_step(self.next_step())
+        self.steps += 1
+        self.thread = threading.get_ident()
+
     def before_step(self, optimizer: Any, closure: bool = False) -> None:
         """`closure`: forward and backward happen inside the step, as in Lightning: what is due
         before the update waits for them.

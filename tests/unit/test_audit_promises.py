@@ -89,6 +89,38 @@ def test_a_job_that_starts_a_rank_again_in_a_way_that_is_not_told_is_unknown(
     assert "again itself" not in judged(recorded).diagnosis
 
 
+def test_a_rank_that_trains_in_several_processes_one_after_another_is_unknown(
+    recorded: Path,
+) -> None:
+    """One process an epoch, say. Side by side they are no such thing."""
+    first = recorded / "ref" / "attempt-00" / "rank1-1.jsonl"
+    lines = [
+        json.loads(line) | {"at": 1.0 + n} for n, line in enumerate(first.read_text().splitlines())
+    ]
+    first.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for late, after in ((False, 0.5), (True, 1000.0)):
+        again = [line | {"at": line["at"] + after} for line in lines]
+        text = "".join(f"{json.dumps(line)}\n" for line in again)
+        (first.parent / "rank1-77.jsonl").write_text(text)
+        verdict = judged(recorded)
+        assert ("rank 1 makes its steps in 2 processes" in verdict.diagnosis) == late
+    assert (verdict.status, len(verdict.findings)) == ("unknown", 1)
+
+
+def test_an_arm_that_was_stopped_before_its_first_step_was_not_run(recorded: Path) -> None:
+    shutil.copytree(recorded / "struck", recorded / "twice")
+    for path in (recorded / "twice").rglob("rank*.jsonl"):
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(EvidenceMissing):
+        judged(recorded)
+    document = json.loads((recorded / "twice" / "arm.json").read_text())
+    document["launches"] = [document["launches"][0] | {"stopped": True}]
+    (recorded / "twice" / "arm.json").write_text(json.dumps(document))
+    verdict = judge_folder(recorded, None, "auto", planned=["struck", "twice"])
+    assert status(verdict, "progress", "twice") == ["unknown"]
+    assert {finding.arm for finding in verdict.findings if finding.status == "kept"} >= {"struck"}
+
+
 def steps(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda line: line | fields if line["type"] == "step" else line
 
@@ -197,6 +229,21 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         13,
         "the learning-rate schedule, or another setting of the optimizer, was not restored",
     ),
+    "settings of another step": (
+        lambda folder: change(folder, 2, starts(settings=told("settings", 10), lr=[0.01])),
+        "restored: schedule and settings",
+        13,
+        (
+            "before step 13, rank 0, 1: the optimizer's settings are as before step 10, and the"
+            " parameters are those of step 12: parts of two moments came back"
+        ),
+    ),
+    "settings of the beginning": (
+        lambda folder: change(folder, 2, starts(settings=told("settings", 1), lr=[0.1])),
+        "restored: schedule and settings",
+        13,
+        "another setting of the optimizer, was not restored: as before step 1",
+    ),
     "generators of rank 0": (
         lambda folder: (
             change(folder, 2, starts(rng=told("rng", 13, 0)), (1,)),
@@ -270,6 +317,31 @@ def test_a_generator_that_nothing_was_drawn_from_breaks_nothing(recorded: Path) 
         "torch's global generator is in another state after a restart, and nothing that was drawn"
         " from it shows in any step"
     ]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_generator_that_only_the_beginning_of_an_epoch_draws_from_is_not_why_a_loss_differs(
+    recorded: Path, drawn: bool
+) -> None:
+    """The loss differs from the first step after the restart on. `drawn`: a step draws from the
+    generator.
+    """
+    for path in recorded.rglob("rank*.jsonl"):
+        after = {"00": 0, "01": 8, "02": 12}[path.parent.name[-2:]]
+        again = "again" if after else ""
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] in ("step", "start"):
+                number = after + line.get("step", 1)
+                epoch = (number - 1) // 8 + (drawn and number > 5)
+                line["rng"] = told("epoch", epoch, again)
+            if again == "again" and after == 12 and line["type"] == "step":
+                line |= {"losses": [1.5], "params": told("other", line["step"])}
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    verdict = judged(recorded)
+    assert verdict.status == "invalid"
+    assert ("broken" in status(verdict, "restored: generators")) == drawn
+    assert ("it is something that the job keeps elsewhere" in verdict.diagnosis) != drawn
 
 
 def launches(folder: Path, attempt: int, **fields: Any) -> None:
@@ -467,6 +539,18 @@ def test_another_optimizer_on_the_same_parameters_is_named(tmp_path: Path) -> No
         "attempt 1 trains the parameters of step 8 with Adam of 4 tensors, and they were trained"
         " with SGD of 4 tensors: the optimizer is another one",
     )
+
+
+def test_ranks_that_go_on_from_checkpoints_of_their_own_are_named(recorded: Path) -> None:
+    """Attempt 1 begins after step 8; rank 1 of it as after step 4."""
+    change(recorded, 1, starts(params=told("params", 4), optimizer=told("optimizer", 4)), (1,))
+    verdict = judged(recorded)
+    assert verdict.diagnosis == (
+        "attempt 1: rank 0 went on after step 8, rank 1 after step 4: each from a checkpoint of its"
+        " own"
+    )
+    assert status(verdict, "right checkpoint") == ["broken"]
+    assert "broken" not in status(verdict, "restored: parameters")
 
 
 def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:

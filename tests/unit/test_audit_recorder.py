@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ import pytest
 import torch
 
 import ecrl
-from ecrl import digests, faults, recording
+from ecrl import digests, faults, recording, steps
 from ecrl.faults import Faults, PlannedFailure
 from ecrl.recording import Recording
 from ecrl.saves import FollowedRename
@@ -614,6 +615,27 @@ def test_without_a_folder_a_session_does_nothing(
     session.step(1, loss=0.5, samples=[1, 2])
     session.saved("x")
     assert not session.active and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("seen", "first"), [(False, 1), (False, 6), (True, 1)])
+def test_a_failure_is_due_at_a_step_that_the_job_tells_of_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: bool, first: int
+) -> None:
+    """Where no hook sees its steps; the step is not on record then. Files are counted by the steps
+    of this attempt.
+    """
+    monkeypatch.setenv("ECRL_RECORD", str(tmp_path / "arm"))
+    entry = {"index": 0, "kind": "raise", "moment": "before", "step": 8, "rank": 0}
+    monkeypatch.setenv(faults.PLAN, json.dumps([entry]))
+    session, follower = ecrl.session(), steps.recorder()
+    assert follower is not None
+    follower.recording.seen = seen
+    with nullcontext() if seen else pytest.raises(RuntimeError, match="planned"):
+        for step in range(first, 11):
+            session.step(step, loss=0.5)
+    (only,) = read_arm(tmp_path / "arm").processes
+    assert only.steps[-1].number == (10 if seen else 7)
+    assert follower.steps == (0 if seen else 8 - first)
 
 
 def test_a_session_writes_what_a_judge_can_read(

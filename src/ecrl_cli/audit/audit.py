@@ -23,7 +23,7 @@ from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.page import page
 from ecrl_cli.audit.plan import PlannedArm, PlannedFault, planned_arms, too_few_steps
 from ecrl_cli.audit.progress import last_words
-from ecrl_cli.audit.promises import COLD, COLD_STEPS
+from ecrl_cli.audit.promises import COLD, COLD_STEPS, in_several_processes
 from ecrl_cli.audit.records import Arm, read_arm
 from ecrl_cli.audit.runner import Job, Say, failed, install_recorder, run_arm
 from ecrl_cli.audit.verdict import AuditVerdict, arms_of, judge
@@ -173,7 +173,11 @@ def _reference(job: Job, arm: Path, say: Say) -> Arm:
     if launches[-1].exit_code != 0:
         raise failed(arm, launches[-1])
     write_inventory(arm)
-    return read_arm(arm)
+    recorded = read_arm(arm)
+    if (apart := in_several_processes([recorded])) is not None:
+        what, _, way_out = apart.message.partition(": ")
+        raise EvidenceMissing(str(arm), what, way_out)
+    return recorded
 
 
 def _shown_warm(job: Job, cold: Arm, folder: Path, say: Say) -> Arm:

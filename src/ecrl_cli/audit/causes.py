@@ -94,7 +94,7 @@ def cause_of(
             f" {', '.join(_watched_apart(due, ours)) or 'watched'}"
         )
     if first == "model input":
-        elsewhere = _entered_at(judged.path, step, ours)
+        elsewhere = _entered_at(judged, attempt, step, ours)
         if elsewhere is not None and not ours.samples:
             return f"the tensors of step {elsewhere} entered the model: {MEANING['samples']}"
         beside = any(process.loaders_beside for process in judged.arm.processes)
@@ -103,8 +103,12 @@ def cause_of(
     return MEANING[first]
 
 
-def _entered_at(path: CommittedSteps, step: int, ours: Step) -> int | None:
-    """Another step in which the same tensors entered the model as in `ours`, step `step`."""
+def _entered_at(judged: Judged, attempt: int, step: int, ours: Step) -> int | None:
+    """Another step, of an earlier attempt than `attempt`, in which the same tensors entered the
+    model as in `ours`, step `step`.
+    """
+    path, own = judged.path, judged.arm.attempts[attempt]
+    same = {id(one) for process in own for one in process.steps}
     passes = [(number, one) for number, _, _, one, _ in path.done_again] + [
         (number, one)
         for number, ranks in path.steps.items()
@@ -112,7 +116,11 @@ def _entered_at(path: CommittedSteps, step: int, ours: Step) -> int | None:
         for _, one in ranks.values()
     ]
     return max(
-        (number for number, one in passes if number != step and one.entered == ours.entered),
+        (
+            number
+            for number, one in passes
+            if number != step and one.entered == ours.entered and id(one) not in same
+        ),
         default=None,
     )
 
@@ -139,11 +147,11 @@ def _of_update(judged: Judged, begun: Resumed | None, due: Step, ours: Step, fir
     whose = named(optimizers_apart(ours.optimizers, due.optimizers, first), ours.optimizers)
     if begun is None:
         return f"the update{whose} differs, though its loss and the state before it do not"
-    kept = (
-        "the loss and the state before it are right: the gradients of other micro-batches, a"
-        " clipping norm, a mask, requires_grad, or what the update"
+    return (
+        f"the update{whose} differs, though the loss and the state before it are right: the"
+        " gradients of other micro-batches, a clipping norm, a mask, requires_grad, noise, or what"
+        " the update keeps elsewhere was not restored"
     )
-    return f"the update{whose} differs. {kept} keeps elsewhere was not restored"
 
 
 def _before_apart(due: Step, ours: Step, component: str) -> bool:

@@ -340,7 +340,7 @@ def _drawn_between_epochs(undisturbed: Judged) -> frozenset[str]:
     ends = {end for process in undisturbed.arm.processes for end in process.epochs}
     steps, quiet = undisturbed.path.steps, set()
     for name in GENERATORS:
-        states: dict[int, str] = {}  # by rank, behind the last step
+        states: dict[int, object] = {}  # by rank, behind the last step
         still, seen = True, False
         for number in sorted(steps):
             for rank, (_, step) in steps[number].items():

@@ -77,6 +77,35 @@ class Resumed:
         """The step of `rank` after which it went on."""
         return self.after_of.get(rank, self.after or 0)
 
+    @property
+    def elsewhere(self) -> dict[int, int]:
+        """The ranks that went on from another step than the first one did, and from which."""
+        if self.proof != "content" or self.after_of:
+            return {}
+        steps = {rank: self._whole_at(began) for rank, began in self.began.items()}
+        return {
+            rank: step
+            for rank, step in sorted(steps.items())
+            if rank != min(steps) and step is not None and step != self.after
+        }
+
+    def _whole_at(self, began: Optimizers) -> int | None:
+        """The step after which all these optimizers were as they are in `began`, that of this
+        attempt if it is one of several; None if there is none.
+        """
+        steps = {
+            recorded.step
+            for recorded in self.states
+            if began
+            and all(
+                name in recorded.optimizers
+                and (one.params, one.optimizer)
+                == (recorded.optimizers[name].params, recorded.optimizers[name].optimizer)
+                for name, one in began.items()
+            )
+        }
+        return self.after if self.after in steps else max(steps, default=None)
+
     def steps_with(self, key: str, name: str, digest: str) -> list[int]:
         """The steps after which optimizer `name` had these parameters (`key` params) or this state
         (`key` optimizer).

@@ -25,6 +25,8 @@ def how_it_ended(arm: Arm, launch: Launch) -> str:
     """`exit code 1 while it read last.pt: UnpicklingError: Weights only load failed`, as far as
     that is on record.
     """
+    if launch.hung:
+        return f"{ending(launch.exit_code, launch.signal)}, sent by the audit: it hung"
     error = last_words(arm.folder, launch.attempt)
     reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt, error)
     return f"{ending(launch.exit_code, launch.signal)}{reading}{f': {error}' if error else ''}"
@@ -88,7 +90,7 @@ def progress(judged: Judged) -> ArmFinding:
     hung = [launch for launch in launches if launch.hung and not launch.planned]
     left = sum(launch.left_behind for launch in launches if not launch.hung)
     if hung:
-        how = "went on printing and made no step for too long" if hung[0].no_step else "stood still"
+        how = "made no step for too long" if hung[0].no_step else "stood still"
         return ArmFinding(PROMISE, BROKEN, f"attempt {hung[0].attempt} {how} and was ended", arm)
     unplanned = [launch for launch in launches if not launch.planned and (launch.exit_code != 0)]
     if unplanned:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ecrl_cli.audit.causes import cause_of
 from ecrl_cli.audit.components import (
@@ -234,6 +235,29 @@ def started_again(arm: Arm, references: list[Arm]) -> ArmFinding | None:
     return None
 
 
+def in_several_processes(references: Sequence[Arm]) -> ArmFinding | None:
+    """Unknown where one rank of an undisturbed run makes its steps in several processes, one after
+    another (one an epoch, say): each counts from 1, and which step of a restart is due which of
+    theirs is not told.
+    """
+    for arm in references:
+        for processes in arm.attempts.values():
+            spans: dict[int, list[tuple[float, float]]] = {}
+            for process in processes:
+                if process.steps and process.steps[0].at:
+                    span = (process.steps[0].at, process.steps[-1].at)
+                    spans.setdefault(process.rank, []).append(span)
+            for rank, times in sorted(spans.items()):
+                times.sort()
+                if len(times) > 1 and all(a[1] < b[0] for a, b in pairwise(times)):
+                    said = (
+                        f"rank {rank} makes its steps in {len(times)} processes, one after another,"
+                        " which cannot be followed: audit a job that trains in one process"
+                    )
+                    return ArmFinding("complete record", UNKNOWN, said, arm.name)
+    return None
+
+
 def complete_record(judged: Judged, reference: Judged | None = None) -> ArmFinding:
     """Every rank of every attempt that did a step is on record. A rank that has a record and makes
     no step of its own in the undisturbed run either (it computes gradients for another) is not
@@ -259,6 +283,8 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
     died. `anew`: the job is meant to begin anew.
     """
     promise, arm = "right checkpoint", judged.arm.name
+    if (apart := _of_different_steps(judged, promise)) is not None:
+        return apart
     if (older := _older_one(judged, promise)) is not None:
         return older
     began_anew = [begun for begun in judged.path.resumed if begun.after == 0 and begun.began]
@@ -272,7 +298,9 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
     known = [
         begun
         for begun in judged.path.resumed
-        if begun.newest_saved is not None and begun.after is not None and begun.proof == "content"
+        if begun.newest_saved is not None
+        and begun.after is not None
+        and begun.proof in ("content", "declared")
     ]
     if known:
         steps = ", ".join(f"attempt {begun.attempt} (step {begun.after})" for begun in known)
@@ -308,6 +336,19 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         else "no finished checkpoint is on record before a death"
     )
     return ArmFinding(promise, NOT_CHECKED, said, arm)
+
+
+def _of_different_steps(judged: Judged, promise: str) -> ArmFinding | None:
+    """The finding on the first attempt whose ranks went on from different steps' checkpoints."""
+    for begun in judged.path.resumed:
+        if begun.elsewhere:
+            others = ", ".join(f"rank {r} after step {step}" for r, step in begun.elsewhere.items())
+            said = (
+                f"attempt {begun.attempt}: rank {min(begun.began)} went on after step"
+                f" {begun.after}, {others}: each from a checkpoint of its own"
+            )
+            return ArmFinding(promise, BROKEN, said, judged.arm.name, begun.after)
+    return None
 
 
 def _older_one(judged: Judged, promise: str) -> ArmFinding | None:

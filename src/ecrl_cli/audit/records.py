@@ -72,7 +72,7 @@ class Process:
 @dataclass(frozen=True)
 class Launch:
     """One attempt as observed from outside (arm.json). `left_behind`: number of processes still
-    running after it ended. `no_step`: it hung in that it went on printing and made no step.
+    running after it ended. `no_step`: it hung in that it made no step.
     `stopped`: the audit was stopped in it.
 
     RecordError for values of another type or out of range: the file may be a stranger's.
@@ -173,11 +173,11 @@ def read_arm(folder: Path) -> Arm:
             else "was the command a torch job? python -I, -E and -S keep the recorder out",
         )
     return Arm(
-        folder.name, folder, attempts, *_watched_from_outside(folder / "arm.json"), others=others
+        folder.name, folder, attempts, *watched_from_outside(folder / "arm.json"), others=others
     )
 
 
-def _watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str]]:
+def watched_from_outside(path: Path) -> tuple[tuple[Launch, ...], dict[int, str]]:
     """The launches, and the failures that were planned."""
     if not path.exists():
         return (), {}

@@ -100,8 +100,8 @@ def _of_attempt(
     if begun.proof != "content":
         yield _of_no_step(judged, begun, reference if stable("parameters") else None)
         return
-    if not begun.after:
-        return  # it began anew: `right checkpoint` judges that
+    if not begun.after or begun.elsewhere:
+        return  # it began anew, or its ranks apart: `right checkpoint` judges that
     next_step = begun.after + 1
     lost = {
         rank: [

@@ -246,7 +246,7 @@ def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
     """
     groups: dict[tuple[int, str], _Written] = {}
     final: dict[str, tuple[int, str]] = {}  # by name of today, the group that it was written in
-    last = max((step.number for step in process.steps), default=0)
+    last = len(process.steps)  # events count so too, whatever numbers the job gives its steps
     for event in _events(process):
         op, path, to = str(event.get("op")), str(event.get("path", "")), str(event.get("to", ""))
         overlapped = bool(event.get("overlapped"))
@@ -380,7 +380,7 @@ def _usual(
     whole = []
     for parts in groups:
         state = any(holds_state(path) for part in parts for path in part.files)
-        later = all(any(step.number > part.step for step in part.process.steps) for part in parts)
+        later = all(len(part.process.steps) > part.step for part in parts)
         if state and later and all(closed for part in parts for closed in part.files.values()):
             whole.append(_kinds(parts))
     return set.intersection(*whole) if whole else set()

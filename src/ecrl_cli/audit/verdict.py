@@ -22,7 +22,7 @@ from ecrl_cli.audit.control import CONTROL, control_seen
 from ecrl_cli.audit.determinism import Determinism, determinism
 from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.lineage import resume_kinds
-from ecrl_cli.audit.records import Arm, read_arm
+from ecrl_cli.audit.records import Arm, read_arm, watched_from_outside
 from ecrl_cli.audit.restored import restored
 from ecrl_cli.audit.same_files import same_files
 from ecrl_cli.audit.steps import MAX_STEP
@@ -127,10 +127,22 @@ def arms_of(folder: Path) -> tuple[list[Arm], list[Arm]]:
             "holds no recorded arm",
             "name the folder of an audit, or of a recording (attempt-00/*.jsonl)",
         )
-    arms = [read_arm(child) for child in found]
+    arms = [arm for child in found if (arm := _begun(child)) is not None]
     return [arm for arm in arms if arm.name.startswith("ref")], [
         arm for arm in arms if not arm.name.startswith("ref")
     ]
+
+
+def _begun(folder: Path) -> Arm | None:
+    """The arm; None where the audit was stopped in it before its first step."""
+    try:
+        return read_arm(folder)
+    except EvidenceMissing:
+        launches, _ = watched_from_outside(folder / "arm.json")
+        stopped = any(launch.stopped for launch in launches)
+        if stopped and not folder.name.startswith("ref"):
+            return None
+        raise
 
 
 def judge(
@@ -152,20 +164,16 @@ def judge(
             if p.start and p.start.get("digest")
         }
     )
+    unlike: ArmFinding | None = None
     if len(kinds) > 1:
         said = (
             f"recorded with different digests ({', '.join(kinds)}): nothing can be compared; give"
             " every process the same of xxhash and blake3"
         )
-        found = ArmFinding("deterministic", UNKNOWN, said)
-        return AuditVerdict(
-            "unknown",
-            said,
-            (found,),
-            (),
-            tuple(judged_arm(arm) for arm in faulted),
-            tuple(judged_arm(arm) for arm in references),
-        )
+        unlike = ArmFinding("deterministic", UNKNOWN, said)
+    if unlike := unlike or promises.in_several_processes(references):
+        arms, others = ([judged_arm(arm) for arm in some] for some in (faulted, references))
+        return AuditVerdict("unknown", unlike.message, (unlike,), (), tuple(arms), tuple(others))
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
         other.ignored = components.unseeded(undisturbed)
