@@ -718,8 +718,14 @@ def test_what_a_job_read_in_whole_is_not_what_it_died_of(tmp_path: Path) -> None
         file("read", "last.pt", 0),
         {"type": "load", "path": "/x/last.pt", "after_step": 0},
     ]
-    arm = recorded(tmp_path / "struck", process(4), lines, launches=[{}, {"exit_code": 1}])
-    assert how_it_ended(arm, arm.launches[1]) == "exit code 1 after it had read last.pt"
+    launches: list[Line] = [{}, {"exit_code": 1}, {"exit_code": 1, "chosen": True}]
+    launches.append({"exit_code": None, "signal": 9, "hung": True})
+    arm = recorded(tmp_path / "struck", process(4), *[lines] * 3, launches=launches)
+    assert [how_it_ended(arm, launch) for launch in arm.launches[1:]] == [
+        "exit code 1 after it had read last.pt",
+        "exit code 1 after it had read last.pt (chosen by {latest:...} of audit.resume)",
+        "signal 9, sent by the audit: it hung",
+    ]
 
 
 # -- the runner

@@ -29,7 +29,9 @@ def how_it_ended(arm: Arm, launch: Launch) -> str:
         return f"{ending(launch.exit_code, launch.signal)}, sent by the audit: it hung"
     error = last_words(arm.folder, launch.attempt)
     reading = "" if _stepped(arm, launch.attempt) else _reading(arm, launch.attempt, error)
-    return f"{ending(launch.exit_code, launch.signal)}{reading}{f': {error}' if error else ''}"
+    chosen = " (chosen by {latest:...} of audit.resume)" if reading and launch.chosen else ""
+    told = f": {error}" if error else ""
+    return f"{ending(launch.exit_code, launch.signal)}{reading}{chosen}{told}"
 
 
 def _stepped(arm: Arm, attempt: int) -> bool:

@@ -73,7 +73,7 @@ class Process:
 class Launch:
     """One attempt as observed from outside (arm.json). `left_behind`: number of processes still
     running after it ended. `no_step`: it hung in that it made no step.
-    `stopped`: the audit was stopped in it.
+    `stopped`: the audit was stopped in it. `chosen`: {latest:GLOB} chose what it resumed from.
 
     RecordError for values of another type or out of range: the file may be a stranger's.
     """
@@ -87,6 +87,7 @@ class Launch:
     planned: bool = False
     no_step: bool = False
     stopped: bool = False
+    chosen: bool = False
 
     def __post_init__(self) -> None:
         for name in ("attempt", "left_behind"):
@@ -96,10 +97,9 @@ class Launch:
             for value in (self.exit_code, self.signal)
         ):
             raise ValueError("an exit code or a signal is no number")
-        if not all(
-            type(value) is bool for value in (self.hung, self.planned, self.no_step, self.stopped)
-        ):
-            raise ValueError("hung, planned, no_step and stopped are true or false")
+        for name in ("hung", "planned", "no_step", "stopped", "chosen"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} is true or false")
         object.__setattr__(self, "seconds", seconds_of(self.seconds))
 
 

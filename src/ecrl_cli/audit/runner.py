@@ -71,10 +71,15 @@ class Job:
         words = list(self.words)
         if attempt and self.keys.elastic:
             words = shlex.split(self.keys.elastic)
-        if (attempt or self.cold) and self.keys.resume:
-            words += _latest(shlex.split(self.keys.resume), arm / "work")
+        words += self.resume(arm, attempt)
         places = {"{dir}": str(arm / "work"), "{attempt}": str(attempt)}
         return [_filled(word, places) for word in words]
+
+    def resume(self, arm: Path, attempt: int) -> list[str]:
+        """What `audit.resume` adds to the command line of attempt `attempt`."""
+        if not ((attempt or self.cold) and self.keys.resume):
+            return []
+        return _latest(shlex.split(self.keys.resume), arm / "work")
 
 
 def _latest(words: list[str], folder: Path) -> list[str]:
@@ -211,6 +216,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
     logs = arm / f"attempt-{number:02d}"
     logs.mkdir()
     command, tag = job.command(arm, number), f"ECRL_AUDIT_ARM={arm}"
+    chosen = _LATEST.search(job.keys.resume) and any(job.resume(arm, number))
     seeds = (
         {"ECRL_SEED": str(job.keys.seed), "PYTHONHASHSEED": str(job.keys.seed % 2**32)}
         if job.keys.seed >= 0
@@ -267,6 +273,7 @@ def _attempt(job: Job, arm: Path, number: int, faults: tuple[PlannedFault, ...])
         left,
         _fault_recorded(arm, number),
         no_step,
+        chosen=bool(chosen),
     )
 
 
