@@ -22,7 +22,7 @@ from ecrl_cli.audit import runner
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, UNKNOWN, judged_arm
 from ecrl_cli.audit.inside_save import recoverable
 from ecrl_cli.audit.lineage import resume_kinds
-from ecrl_cli.audit.plan import PlannedArm, planned_arms, points, too_few_steps
+from ecrl_cli.audit.plan import PlannedArm, _twice, planned_arms, points, too_few_steps
 from ecrl_cli.audit.progress import how_it_ended, last_words, progress
 from ecrl_cli.audit.promises import complete_record, right_checkpoint
 from ecrl_cli.audit.records import Arm, read_arm
@@ -114,6 +114,18 @@ def test_each_kind_of_arm_is_drawn_where_the_job_can_show_it(tmp_path: Path) -> 
         "checkpoint-#/state.json:torn",
     ]
     assert str(inside[-1]) == "kill of rank 0 at step 8 (save: checkpoint-#/state.json torn)"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "struck"), [([12, 24], [13, 19, 23]), ([16], [13, 19, 23]), ([], [13, 19])]
+)
+def test_where_a_restart_begins_an_epoch_a_third_death_has_two_restarts_inside_one(
+    epochs: list[int], struck: list[int]
+) -> None:
+    arm = _twice([4, 8, 12, 16, 20, 24, 28], epochs, 36, 0)
+    assert arm is not None and [fault.step for fault in arm.faults] == struck[: len(arm.faults)]
+    assert len(arm.faults) == (3 if epochs == [12, 24] else 2)
+    assert [fault.attempt for fault in arm.faults] == list(range(len(arm.faults)))
 
 
 def test_a_job_without_a_handler_gets_no_sigterm_and_failures_is_how_many(tmp_path: Path) -> None:

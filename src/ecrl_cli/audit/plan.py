@@ -62,7 +62,7 @@ def planned_arms(config: AuditConfig, reference: Judged) -> tuple[PlannedArm, ..
     rank = max(process.rank for process in processes)
     drawn = [
         _off_boundary(saved, last, rank),
-        _twice(saved, last, rank),
+        _twice(saved, epochs, last, rank),
         _second_epoch(saved, epochs, last, rank),
         _inside_save(reference, saved),
         _sigterm(reference, saved),
@@ -251,9 +251,10 @@ def _off_boundary(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     )
 
 
-def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
+def _twice(saved: list[int], epochs: list[int], last: int, rank: int) -> PlannedArm | None:
     """Right after a checkpoint, where no step is repeated; and once more after the next one, which
-    a resumed attempt has written.
+    a resumed attempt has written. If an epoch ends at one of the two, whoever counts its place in
+    an epoch from the restart is right: then after a third one too, of the second's epoch.
     """
     if not saved:
         return None
@@ -269,17 +270,25 @@ def _twice(saved: list[int], last: int, rank: int) -> PlannedArm | None:
     first = PlannedFault(0, 0, "kill", rank, begun + 1, "before")
     if len(saved) < 2:
         return PlannedArm("on-boundary", f"right after the checkpoint of step {begun}", (first,))
-    following = saved[place + 1]
-    after = [*saved[place + 2 :], last][0]
-    second = PlannedFault(
-        1, 1, "kill", rank, min(last, following + max(1, (after - following) // 2 + 1)), "before"
-    )
-    return PlannedArm(
-        "twice",
+    following, third, after = [*saved[place + 1 :], last, last][:3]
+
+    def later(number: int, step: int, until: int) -> PlannedFault:
+        behind = step + max(1, (until - step) // 2 + 1)
+        return PlannedFault(number, number, "kill", rank, min(last, behind), "before")
+
+    second = later(1, following, third)
+    why = (
         f"right after the checkpoint of step {begun}, and in step {second.step} of the next"
-        f" attempt, after the checkpoint of step {following}",
-        (first, second),
+        f" attempt, after the checkpoint of step {following}"
     )
+
+    def apart(one: int, other: int) -> bool:
+        return any(one <= end <= other for end in epochs)
+
+    if third < last and apart(begun, following) and not apart(following, third):
+        faults = (first, second, later(2, third, after))
+        return PlannedArm("twice", f"{why}, and again after that of step {third}", faults)
+    return PlannedArm("twice", why, (first, second))
 
 
 def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:

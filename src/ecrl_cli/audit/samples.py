@@ -159,7 +159,7 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
             # says what differed first.
             said = (
                 f"the job has no DataLoader, and {what} {'differs' if entered else 'differ'} from"
-                f" step {number} on: which samples it consumed is not known"
+                f" step {number} on: see same trajectory"
             )
             return ArmFinding(promise, NOT_CHECKED, said, arm, number)
     if not compared:
