@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,7 +57,8 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
     if broken:
         return
     recovered = [death for death, finding in after if finding is None]
-    told = ", ".join(dict.fromkeys(map(str, recovered or inside)))
+    counts = Counter(map(str, recovered or inside))
+    told = ", ".join(f"{name} x{n}" if n > 1 else name for name, n in counts.items())
     if not recovered:
         yield ArmFinding(
             RECOVERABLE,
