@@ -136,6 +136,22 @@ def test_tensors_in_a_plain_pickle_are_compared_by_content(tmp_path: Path, proto
     assert {key for key in first if first[key] != other[key]} == {"small"}
 
 
+def test_a_file_of_torch_inside_a_zip_is_compared_by_content(tmp_path: Path) -> None:
+    """Its bytes differ after a load."""
+    state = {"w": torch.ones(3), "names": ["a", "b"]}
+    torch.save(state, tmp_path / "a.pt")
+    torch.save(torch.load(tmp_path / "a.pt"), tmp_path / "b.pt")
+    torch.save(state | {"names": ["a", "c"]}, tmp_path / "c.pt")
+    for name in "abc":
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(tmp_path / f"{name}.pt", "state.pt")
+            archive.writestr("vocab.json", "[1]")
+    first = _entries(tmp_path, "a.zip")
+    assert set(first) > {"state.pt: w", "vocab.json"} and first == _entries(tmp_path, "b.zip")
+    other = _entries(tmp_path, "c.zip")
+    assert {key for key in first if first[key] != other[key]} == {"state.pt: names[1]"}
+
+
 def test_a_dcp_folder_is_one_file_of_values(tmp_path: Path) -> None:
     """Its byte entries too, and keys as in a `.pt` of the same state."""
     state = {

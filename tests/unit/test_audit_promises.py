@@ -253,6 +253,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         13,
         "before step 13, rank 1: torch's random number generators were not restored",
     ),
+    "generators in a step of other data": (
+        lambda folder: (
+            change(folder, 2, starts(rng=told("rng", 99, 0))),
+            change(folder, 2, at(1, losses=[0.5], entered=["other"])),
+        ),
+        "restored: generators",
+        13,
+        (
+            "torch's random number generators were not restored, or this step, which had other"
+            " data, drew otherwise"
+        ),
+    ),
     "scaler": (
         lambda folder: change(folder, 2, steps(scale=65536.0)),
         "restored: scaler",

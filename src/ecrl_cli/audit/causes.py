@@ -80,6 +80,8 @@ def cause_of(
         return (
             f"{first.replace('generators', 'torch generator')} was used otherwise since the restart"
         )
+    if first in GENERATORS:
+        return generator_lost(first, ours, due)
     if first == "loss":
         if fresh and _closure_apart(due, ours):
             return _of_update(judged, begun, due, ours, "optimizer")
@@ -101,6 +103,14 @@ def cause_of(
         said = (BESIDE if beside else MEANING[first]) if ours.samples else UNFED
         return said if fresh else _later(step, begun, said)
     return MEANING[first]
+
+
+def generator_lost(component: str, ours: Step, due: Step) -> str:
+    """Words for a generator whose state just before the first update of an attempt, `ours`, is not
+    the due one: the step's own forward passes have drawn from it by then.
+    """
+    fed = ours.entered != due.entered
+    return MEANING[component] + (", or this step, which had other data, drew otherwise" * fed)
 
 
 def _entered_at(judged: Judged, attempt: int, step: int, ours: Step) -> int | None:

@@ -30,6 +30,7 @@ MAX_VALUES = 100_000  # of one file
 MAX_DEPTH = 64
 MAX_TEXT = 200  # characters of a value; of a longer one the beginning and a digest
 MAX_KEY = 400
+MAX_MEMBER = 2**28  # bytes of a file of torch inside a zip, which is read into memory
 MAX_JSON = 4 * 2**20
 MAX_LINES_BYTES = 2**20
 MAX_LINES = 20_000
@@ -173,9 +174,28 @@ def _of_zip(read: Read, size: int, folder: str) -> dict[str, str]:
             left -= info.file_size
             if left < 0:
                 raise ValueError("members of too many bytes")
+            inside = {} if pickled else _inside_member(archive, info, folder)
+            entries.update(inside)
+            if inside:
+                continue
             digest = _member_digest(archive, info, code=name.startswith("code/"))
             entries[_MANGLED.sub("", name)] = f"{info.file_size} bytes {digest[:DIGEST_LENGTH]}"
     return entries
+
+
+def _inside_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: str) -> dict[str, str]:
+    """The values of a member that is a file of torch.save, whose bytes differ after a load; empty
+    where it is none.
+    """
+    if Path(info.filename).suffix.lower() not in TORCH or info.file_size > MAX_MEMBER:
+        return {}
+    data = archive.read(info)
+    try:
+        file = TorchSaveFile(lambda at, count: data[at : at + count], len(data))
+        values = Flattener(file, folder).entries()
+    except ValueError:
+        return {}
+    return {f"{info.filename}: {key}": text for key, text in values.items()}
 
 
 def _member_digest(archive: zipfile.ZipFile, info: zipfile.ZipInfo, *, code: bool) -> str:

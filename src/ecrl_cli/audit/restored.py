@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ecrl_cli.audit.causes import generator_lost
 from ecrl_cli.audit.components import (
     BROKEN,
     DIGEST_OF,
@@ -522,11 +523,8 @@ def _generators(
             def alike(step: Step, name: str = name, state: str | None = state) -> bool:
                 return step.digests_before.get(name) == state
 
-            why = _lost(MEANING[component], f"{_GLOBAL[component]} is", begun, due, wrong[0], alike)
-            if why == MEANING[component] and any(
-                one.entered != other.entered for _, one, other in rows
-            ):
-                why += ", or this step, which had other data, drew otherwise"
+            lost = generator_lost(component, *next(row[1:] for row in rows if row[0] == wrong[0]))
+            why = _lost(lost, f"{_GLOBAL[component]} is", begun, due, wrong[0], alike)
             said = f"before step {number}, rank {', '.join(map(str, wrong))}: {why}"
             yield ArmFinding(promise, BROKEN, said, arm, number)
             return

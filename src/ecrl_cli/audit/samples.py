@@ -477,8 +477,7 @@ def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
         said = (
             "no step with known sample ids and input hashes could be compared"
             if any(step.samples for _, _, step in walk(judged.path))
-            else "the job has no DataLoader: what entered its model is judged as a part of the"
-            " trajectory"
+            else "the job has no DataLoader: exactly once judges what entered its model"
         )
         return ArmFinding(promise, NOT_CHECKED, said, arm)
     return ArmFinding(
