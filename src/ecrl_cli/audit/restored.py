@@ -500,16 +500,20 @@ def _generators(
     begun: Resumed, arm: str, rows: Rows, stable: Stable, due: Due
 ) -> Iterator[ArmFinding]:
     """torch's, Python's and numpy's own, as far as the undisturbed runs agree in them."""
-    promise, number, compared = "restored: generators", (begun.after or 0) + 1, False
+    promise, number = "restored: generators", (begun.after or 0) + 1
+    compared: list[str] = []
+    left = False  # one of them out
     for component in GENERATORS:
         name = DIGEST_OF[component]
         drawn = [
             (rank, one.digests_before.get(name), other.digests_before.get(name))
             for rank, one, other in rows
         ]
-        drawn = [row for row in drawn if row[1] and row[2]] if stable(component) else []
+        drawn = [row for row in drawn if row[1] and row[2]]
+        left = left or (bool(drawn) and not stable(component))
+        drawn = drawn if stable(component) else []
         wrong = [rank for rank, one, other in drawn if one != other]
-        compared = compared or bool(drawn)
+        compared += [_GLOBAL[component]] if drawn else []
         if wrong and any(one.samples != other.samples for _, one, other in rows):
             said = (
                 f"attempt {begun.attempt} took other samples for step {number}, which may draw"
@@ -529,5 +533,6 @@ def _generators(
             yield ArmFinding(promise, BROKEN, said, arm, number)
             return
     if compared:
-        said = f"attempt {begun.attempt} had those of {due.whose} before step {number}"
+        which = " and ".join(compared) if left else "those"
+        said = f"attempt {begun.attempt} had {which} of {due.whose} before step {number}"
         yield ArmFinding(promise, KEPT, said, arm)
