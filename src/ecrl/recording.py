@@ -142,6 +142,7 @@ class Recording:
         self.attempt = attempt_number()
         self.broken = False
         self.seen = False  # the hooks see the steps of this process, and digest its state
+        self._declared_at = 0.0  # the last step that the job itself told of
         self._watched: Dict[str, Callable[[], Any]] = {}
         self._fd = -1
         self._rank = 0
@@ -227,7 +228,11 @@ class Recording:
         """A step that the job itself tells of, with digests of what it watches; where the hooks see
         its steps, model and optimizer are on record.
         """
+        now = time.monotonic()
         fields: Dict[str, Any] = {"step": step, "declared": True, "losses": losses}
+        if self._declared_at:
+            fields["seconds"] = now - self._declared_at
+        self._declared_at = now
         try:
             fields.update(self._watched_digests())
         except Exception as error:

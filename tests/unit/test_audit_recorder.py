@@ -650,6 +650,10 @@ def test_a_session_writes_what_a_judge_can_read(
         (1, True, ("1", "2"), (0.5,))
     ]
     assert only.saves[0]["path"] == "last.pt"
+    assert only.steps[0].seconds == 0.0  # how long the first one took nobody knows
+    session.step(2)
+    (only,) = read_arm(tmp_path / "arm").processes
+    assert only.steps[1].seconds > 0.0
 
 
 def test_a_batch_is_written_with_the_step_that_consumes_it_or_a_second_later(

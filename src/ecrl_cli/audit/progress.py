@@ -111,7 +111,8 @@ def progress(judged: Judged) -> ArmFinding:
     if missed and (arm == TYPED or not judged.arm.happened):
         return ArmFinding(PROMISE, UNKNOWN, f"a planned failure never happened: {missed[0]}", arm)
     seconds = sum(before.seconds for _, rank, _, before, _ in judged.path.done_again if rank == 0)
-    again = f"{plural(judged.path.steps_done_again, 'step')} done again ({seconds:.2g} s of work)"
+    again = f"{plural(judged.path.steps_done_again, 'step')} done again"
+    again += f" ({seconds:.2g} s of work)" if seconds else ""
     evidence = tuple(f"never happened: {said}" for said in missed)
     further = f"; {say_missed(len(missed))}" if missed else ""
     return ArmFinding(
