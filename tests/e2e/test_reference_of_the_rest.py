@@ -123,8 +123,8 @@ def test_with_reference_trains_it_after_the_last_of_two_deaths(tmp_path: Path) -
     finding, _ = trajectory(tmp_path, "run")
     assert finding["status"] == NOT_CHECKED and finding["evidence"] == [
         NOT_SHOWN,
-        "`ecrl verify --with-reference run` holds the steps after 18 against an undisturbed run"
-        " from its own checkpoint",
+        "`ecrl verify --with-reference run` holds the rest against an undisturbed run from its own"
+        " checkpoint after the death",
     ]
     finding, said = trajectory(tmp_path, "run", "--with-reference")
     assert "an undisturbed run from step_00000018 of run, to compare its rest with, in " in said

@@ -57,13 +57,11 @@ def _how_to_show(case: Case) -> tuple[str, ...]:
     """How the rest can be shown, or why it cannot; of a run that has ended and has such a rest."""
     if case.run.final is None or case.live or not unclaimed_segments(case.run):
         return ()
-    whole = {c.report.commit_sha256 for c in case.disk if c.report.ok}
-    start = next((s for s in rest_starts(case.run) if s.line.commit_sha256 in whole), None)
-    if start is None:
+    if not rest_starts(case.run):
         return (f"nor can a run from its own checkpoint show it: {why_no_rest(case.run)}",)
     return (
-        f"`ecrl verify --with-reference {case.run.layout.root.name}` holds the steps after"
-        f" {start.step} against an undisturbed run from its own checkpoint",
+        f"`ecrl verify --with-reference {case.run.layout.root.name}` holds the rest against an"
+        " undisturbed run from its own checkpoint after the death",
     )
 
 
