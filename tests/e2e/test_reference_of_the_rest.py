@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.records.verdict_file import read_verdict
 from ecrl_cli.verify.trajectory import NOT_SHOWN, PROMISE
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID
 from tests.e2e.planting import plant, suite_of
@@ -173,8 +174,11 @@ def test_a_rest_that_is_invalid_itself_vouches_for_nothing(tmp_path: Path) -> No
     ecrl_in_process(tmp_path, "train", *tiny(*SHAPE, "reference=none"), "run_dir=run")
     ecrl_in_process(tmp_path, "verify", "run", "--with-reference")
     (rest,) = (tmp_path / REFERENCES).iterdir()
+    assert read_verdict(RunLayout(tmp_path / "run"))[1] == ""
     log = RunLayout(rest).attempt(0).rank(0)
     log.write_text(log.read_text().replace('"loss":', '"loss":1', 1))
+    stale = f"records of the reference {REFERENCES}/{rest.name} changed since"
+    assert read_verdict(RunLayout(tmp_path / "run"))[1] == stale
     said = ecrl_in_process(tmp_path, "verify", "run", check=3).stdout
     assert (
         f"same-trajectory - the rest of the run: the reference {rest.name} is invalid: " in said

@@ -21,7 +21,7 @@ from ecrl_cli.history.timeline import timeline
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.runs.run_plan import RunPlan, plan_reference, plan_rest
 from ecrl_cli.verify.disk_state import on_disk
-from ecrl_cli.verify.disturbance import disturbance
+from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.reference import References, bounded, find_references, find_rest
 from ecrl_cli.verify.verification_input import same_sizes
 from ecrl_cli.verify.verify_run import named
@@ -121,7 +121,8 @@ def _after_all(run: RunPlan, records: RunRecords) -> RunPlan | None:
     """The reference of a run that was to be undisturbed and was not: stopped and taken up again, or
     struck by what nobody planned.
     """
-    if run.failures or run.config.continued_at or not disturbance(records):
+    calm = not disturbance(records) or uninterrupted(records)
+    if run.failures or run.config.continued_at or calm:
         return None
     return plan_reference(run.config, run.layout.root)
 
@@ -132,7 +133,7 @@ def required(folder: Path, known: References) -> tuple[RunPlan, RunRecords] | st
     """
     records = bounded(RunLayout(named(folder)))
     stored = records.stored
-    if not disturbance(records):
+    if not disturbance(records) or uninterrupted(records):
         return "is undisturbed and needs no reference"
     if not recovery_of(stored.config).exact:
         rest = rest_of(records, known)

@@ -291,15 +291,13 @@ def find_rest(run: RunRecords, known: References) -> tuple[RunRecords | None, st
         except (EcrlError, OSError):
             doubt = doubt or f"{layout.root.name} cannot be read"
             continue
-        reason = _disturbed(records) or known.doubt(records)
+        if not uninterrupted(records):
+            continue  # it has not come to its end: the same command trains it again
+        reason = known.doubt(records)
         if not reason:
             return records, ""
         doubt = doubt or reason
     return None, doubt
-
-
-def _disturbed(records: RunRecords) -> str:
-    return "" if uninterrupted(records) else f"{records.layout.root.name} was disturbed itself"
 
 
 def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, StoredConfig]]:

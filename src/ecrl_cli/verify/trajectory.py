@@ -24,7 +24,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, first_loss, lost_lines, membership_history
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, digests_configured
 from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
-from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
+from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance, uninterrupted
 from ecrl_cli.verify.evaluations import check_against, check_repeated
 from ecrl_cli.verify.line_columns import repeated_lines
 from ecrl_cli.verify.saved_states import differing_saves
@@ -84,9 +84,10 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     otherwise unknown.
     """
     disturbed = disturbance(case.run)
-    if not disturbed:
+    if not disturbed or uninterrupted(case.run):
+        since = f" since it began anew ({disturbed})" if disturbed else ""
         return notes.finding(
-            f"undisturbed, no other such run ended beside it; {again}", checked=False
+            f"undisturbed{since}, no other such run ended beside it; {again}", checked=False
         )
     if not recovery_of(case.run.stored.config).exact:
         evidence = (*case.doubts, NOT_SHOWN)

@@ -71,7 +71,9 @@ def _verified(run_dir: Path, reference: Path | None, known: References) -> Verdi
         rest_doubt=rest_doubt,
     )
     judged_to = lineage(run).last_step if run.cut else None
-    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), findings, judged_to)
+    return Verdict(
+        run.layout.root.name, run.stored.run_id, called(chosen), findings, judged_to, called(rest)
+    )
 
 
 def called(reference: RunRecords | None) -> str:
