@@ -16,8 +16,10 @@ import pytest
 
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import read_verdict
+from ecrl_cli.verify import rest
 from ecrl_cli.verify.trajectory import NOT_SHOWN, PROMISE
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, VALID
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import supervisor, tiny
 from tests.in_process import SharedLaunchers, ecrl_in_process
@@ -65,8 +67,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedLauncher
 
 
 @pytest.fixture(scope="module")
-def findings(planted: SharedLaunchers, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By bug, the finding on the trajectory of its run: one sweep, with all its references."""
+def sweep(planted: SharedLaunchers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each bug and one without, with all references."""
     folder = tmp_path_factory.mktemp("rest")
     suites = ",".join(map(suite_of, (HONEST, *BUGS)))
     ecrl_in_process(
@@ -76,38 +78,47 @@ def findings(planted: SharedLaunchers, tmp_path_factory: pytest.TempPathFactory)
     )
     # the reference from the beginning, and one of each rest
     assert len(list((folder / "sweep" / REFERENCES).iterdir())) == 4
-    said = json.loads(ecrl_in_process(folder, "verify", "sweep", "--json", check=1).stdout)
-    return {
-        name: finding
-        for name in (HONEST, *BUGS)
-        for run, verdict in said.items()
-        for finding in verdict["findings"]
-        if Path(run).name.startswith(f"{suite_of(name)}-") and finding["promise"] == PROMISE
-    }
+    return folder / "sweep"
 
 
-def test_the_rest_of_an_honest_run_follows(findings: dict[str, Any]) -> None:
-    finding = findings[HONEST]
-    assert finding["status"] == VALID and finding["message"].endswith(
+def finding_of(sweep: Path, bug: str) -> Finding:
+    """The finding on the trajectory of the run with that bug."""
+    (run,) = sweep.glob(f"{suite_of(bug)}-*")
+    return next(each for each in verify_run(run).findings if each.promise == PROMISE)
+
+
+def test_the_rest_of_an_honest_run_follows(sweep: Path) -> None:
+    finding = finding_of(sweep, HONEST)
+    assert finding.status == VALID and finding.message.endswith(
         "; after the death at step 10, the rest (steps 13 to 24) follows an undisturbed run from"
         " its own checkpoint of step 12, bit for bit"
     ), finding
     assert (
         "not shown: that the losses and updates of steps 10 to 12 are right; no run computes them"
-        " again" in finding["evidence"]
+        " again" in finding.evidence
     )
 
 
 @pytest.mark.parametrize(("bug", "step"), [(HALVED, 13), (UNAPPLIED, 14)])
-def test_a_fault_that_lasts_from_the_death_on_is_found(
-    findings: dict[str, Any], bug: str, step: int
-) -> None:
-    finding = findings[bug]
-    assert finding["status"] == INVALID and finding["message"].startswith(
+def test_a_fault_that_lasts_from_the_death_on_is_found(sweep: Path, bug: str, step: int) -> None:
+    finding = finding_of(sweep, bug)
+    assert finding.status == INVALID and finding.message.startswith(
         "Broke promise: same-trajectory - after the death at step 10 the rest does not follow an"
-        f" undisturbed run from its own checkpoint of step 12: the first differing step is step"
+        " undisturbed run from its own checkpoint of step 12: the first differing step is step"
         f" {step}, component state (rank 0: "
     ), finding
+
+
+def test_where_other_bits_may_come_out_a_difference_proves_nothing(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "the reference ran with cpu.model A, this run with B"
+    monkeypatch.setattr(rest, "other_environment", lambda case: (other,))
+    finding = finding_of(sweep, HALVED)
+    assert finding.status == UNKNOWN and finding.message.endswith(
+        f" ran where other bits may come out: {other}"
+    ), finding
+    assert finding_of(sweep, HONEST).status == VALID
 
 
 def trajectory(folder: Path, run: str, *flags: str) -> tuple[dict[str, Any], str]:
@@ -118,8 +129,11 @@ def trajectory(folder: Path, run: str, *flags: str) -> tuple[dict[str, Any], str
 
 
 def test_with_reference_trains_it_after_the_last_of_two_deaths(tmp_path: Path) -> None:
-    """Fewer ranks each time; the mini-batches in which they died are dropped."""
-    keys = tiny(*SHAPE, "recovery=skip", "failure.steps=[9,15]", "world_size=4")
+    """Fewer ranks each time; the mini-batches in which they died are dropped. The rest owes no
+    evaluation of the steps before it.
+    """
+    evaluated = ("evaluate.every=4", "dataset.held_out=360")
+    keys = tiny(*SHAPE, *evaluated, "recovery=skip", "failure.steps=[9,15]", "world_size=4")
     ecrl_in_process(tmp_path, "train", *keys, "run_dir=run")
     finding, _ = trajectory(tmp_path, "run")
     assert finding["status"] == NOT_CHECKED and finding["evidence"] == [
@@ -137,10 +151,23 @@ def test_with_reference_trains_it_after_the_last_of_two_deaths(tmp_path: Path) -
         "not shown: that the losses and updates of steps 10 to 18 are right; no run computes them"
         " again" in finding["evidence"]
     )
-    (rest,) = (tmp_path / REFERENCES).iterdir()
-    assert supervisor(rest)["attempts"][0]["world_size"] == 2
+    (beside,) = (tmp_path / REFERENCES).iterdir()
+    assert supervisor(beside)["attempts"][0]["world_size"] == 2
     again = trajectory(tmp_path, "run", "--with-reference")[1]
     assert "run: an undisturbed run of its rest lies beside it already" in again
+
+
+def test_after_a_fallback_the_rest_has_as_many_ranks_as_the_run_went_on_with(
+    tmp_path: Path,
+) -> None:
+    """Three, two, one, and when that dies three again, from the checkpoint that one had saved."""
+    keys = tiny(*SHAPE, "failure.steps=[9,15,20]", "failure.rank=0")
+    ecrl_in_process(tmp_path, "train", *keys, "run_dir=run")
+    assert [a["world_size"] for a in supervisor(tmp_path / "run")["attempts"]] == [3, 2, 1, 3]
+    finding, _ = trajectory(tmp_path, "run", "--with-reference")
+    assert finding["status"] == VALID and (
+        "after the death at step 16, the rest (steps 19 to 24) follows" in finding["message"]
+    ), finding
 
 
 def test_where_retention_has_removed_the_first_checkpoint_it_begins_later(tmp_path: Path) -> None:
@@ -173,13 +200,13 @@ def test_nobody_types_where_a_run_begins(tmp_path: Path) -> None:
 def test_a_rest_that_is_invalid_itself_vouches_for_nothing(tmp_path: Path) -> None:
     ecrl_in_process(tmp_path, "train", *tiny(*SHAPE, "reference=none"), "run_dir=run")
     ecrl_in_process(tmp_path, "verify", "run", "--with-reference")
-    (rest,) = (tmp_path / REFERENCES).iterdir()
+    (beside,) = (tmp_path / REFERENCES).iterdir()
     assert read_verdict(RunLayout(tmp_path / "run"))[1] == ""
-    log = RunLayout(rest).attempt(0).rank(0)
+    log = RunLayout(beside).attempt(0).rank(0)
     log.write_text(log.read_text().replace('"loss":', '"loss":1', 1))
-    stale = f"records of the reference {REFERENCES}/{rest.name} changed since"
+    stale = f"records of the reference {REFERENCES}/{beside.name} changed since"
     assert read_verdict(RunLayout(tmp_path / "run"))[1] == stale
     said = ecrl_in_process(tmp_path, "verify", "run", check=3).stdout
     assert (
-        f"same-trajectory - the rest of the run: the reference {rest.name} is invalid: " in said
+        f"same-trajectory - the rest of the run: the reference {beside.name} is invalid: " in said
     ), said
