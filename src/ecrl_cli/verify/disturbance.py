@@ -46,10 +46,10 @@ def uninterrupted(records: RunRecords) -> bool:
     began with step 1. A run that was continued rests on the code that a reference is to check.
     """
     if (
-        plan(records.stored.config)
-        or records.fired
+        records.fired
         or records.supervisor is None
         or records.stored.config.continued_at
+        or plan(records.stored.config)
     ):
         return False
     path = lineage(records)

@@ -84,16 +84,21 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
     otherwise unknown.
     """
     disturbed = disturbance(case.run)
-    if not disturbed or uninterrupted(case.run):
-        since = f" since it began anew ({disturbed})" if disturbed else ""
+    if not disturbed:
         return notes.finding(
-            f"undisturbed{since}, no other such run ended beside it; {again}", checked=False
+            f"undisturbed, no other such run ended beside it; {again}", checked=False
         )
     if not recovery_of(case.run.stored.config).exact:
         evidence = (*case.doubts, NOT_SHOWN)
         return notes.finding(
             f"not claimed under recovery={case.run.stored.config.recovery.name}; {again}",
             evidence,
+            checked=False,
+        )
+    if uninterrupted(case.run):
+        return notes.finding(
+            f"undisturbed since it began anew ({disturbed}), no other such run ended beside it;"
+            f" {again}",
             checked=False,
         )
     for doubt in case.doubts:
