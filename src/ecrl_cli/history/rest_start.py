@@ -51,9 +51,8 @@ def unclaimed_segments(records: RunRecords) -> tuple[Segment, ...]:
     """The segments of the committed sequence that survivors began under a recovery that claims no
     trajectory.
     """
-    if recovery_of(records.stored.config).exact:
-        return ()
-    return tuple(s for s in lineage(records).segments if s.memory == SURVIVORS)
+    survived = tuple(s for s in lineage(records).segments if s.memory == SURVIVORS)
+    return () if not survived or recovery_of(records.stored.config).exact else survived
 
 
 def rest_starts(records: RunRecords) -> tuple[RestStart, ...]:
