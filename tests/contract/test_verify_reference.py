@@ -286,6 +286,18 @@ def test_a_reference_that_began_anew_from_its_first_step_may_vouch(sweep: Path) 
     assert disturbance(load(layout)) == "attempt 0 stopped" and uninterrupted(load(layout))
 
 
+def test_a_reference_that_was_stopped_and_began_anew_does_vouch(tmp_path: Path) -> None:
+    """As one does that the same command trains again."""
+    build_blk(tmp_path)
+    RunBuilder(tmp_path / REFERENCES / "digits-ref", config_of("clean"), stops={0: 5}).build()
+    verdict = verify_run(tmp_path / "blk")
+    assert (verdict.status, verdict.reference) == (VALID, "references/digits-ref"), render(verdict)
+    alone = found(verify_run(tmp_path / REFERENCES / "digits-ref"), TRAJECTORY)
+    assert alone.status == NOT_CHECKED and alone.message.startswith(
+        "undisturbed since it began anew (attempt 0 stopped)"
+    )
+
+
 def test_a_run_is_read_once_as_itself_and_as_a_reference(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from ecrl_cli.records.journal import Journal, read_journal, read_json
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.messages import AttemptSpec
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
-from ecrl_cli.supervision.resume import choose, order
+from ecrl_cli.supervision.resume import ResumePlan, choose, or_initial, order
 from tests.unit.checkpoint_support import CountingFs, commit, flip, store_at
 
 TEN, TWENTY = Attempt(0, 2, last_step=20), Rejected("checkpoints/step_00000020", "file", GONE)
@@ -204,3 +204,32 @@ def test_what_is_resumed_from_is_on_record_as_committed(
         "checkpoints/step_00000030",
         0,
     )
+
+
+def test_a_run_that_begins_with_another_runs_checkpoint_takes_that_one_whole_and_no_other(
+    tmp_path: Path,
+) -> None:
+    """Only where it has none of its own to resume from."""
+    other, own = RunLayout(tmp_path / "other"), RunLayout(tmp_path / "own")
+    other.root.mkdir(), own.root.mkdir()
+    with closing(store_at(other.root)) as theirs, closing(store_at(own.root)) as store:
+        saved, newer = commit(theirs, 10), commit(store, 12)
+        shutil.copytree(saved.path, own.initial / saved.path.name)
+        given = own.relative(own.initial / saved.path.name), saved.commit_sha256, RUN_ID
+        config, nothing = RunConfig(begins_from=given), ResumePlan(None, ())
+        assert or_initial(nothing, own, RunConfig(), store) == nothing
+        chosen = or_initial(nothing, own, config, store)
+        assert chosen.report is not None and chosen.report.commit_sha256 == saved.commit_sha256
+        resumed = ResumePlan(store.verify(newer.path), ())
+        assert or_initial(resumed, own, config, store) == resumed
+        for wrong, why in (
+            ((given[0], "0" * 64, RUN_ID), "it is not the checkpoint that config.json names"),
+            ((given[0], given[1], "0" * 64), "belongs to run"),
+        ):
+            with pytest.raises(NoValidCheckpoint, match=why):
+                or_initial(nothing, own, RunConfig(begins_from=wrong), store)
+        flip(own.initial / saved.path.name / MODEL, 100)
+        with pytest.raises(
+            NoValidCheckpoint, match=r"the run begins with it, and .*train it again"
+        ):
+            or_initial(nothing, own, config, store)

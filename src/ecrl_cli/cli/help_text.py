@@ -71,6 +71,7 @@ Examples
 
 reference=auto (the default) trains an undisturbed run after those with planned failures, in references/ beside them, unless one is there:
 ecrl verify holds them against it. reference=none leaves it out, reference=always trains it for any run.
+After recovery=lossy_forward or skip, always also trains the rest again, from the first checkpoint after the death.
 
 Groups
 {groups}

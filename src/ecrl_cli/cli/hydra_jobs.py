@@ -15,7 +15,7 @@ from ecrl_cli.cli.submission import Engine, submit
 from ecrl_cli.config.omegaconf_bridge import yaml_text
 from ecrl_cli.errors import DEFECT, STOPPED, EcrlError, RunHeld
 from ecrl_cli.records.layout import REFERENCES, RunLayout, SweepLayout
-from ecrl_cli.runs.reference_training import announcement, lacking
+from ecrl_cli.runs.reference_training import announcement, lacking, lacking_rests
 from ecrl_cli.runs.run import RunContext, RunResult, failed, leaves_alone, run
 from ecrl_cli.runs.run_dir import link_run_dir
 from ecrl_cli.runs.run_plan import RunPlan
@@ -70,21 +70,20 @@ class Jobs:
         """Trains the missing reference runs, after the runs that were asked for. Their results are
         added to `results`.
         """
-        missing = lacking(
-            [
-                self._plan.runs[name]
-                for name, result in self.results.items()
-                if result.exit_code == 0
-            ],
-            References(),
-        )
-        if not missing or exit_code(self.results) in STOPPED:
+        ended = [
+            self._plan.runs[name] for name, result in self.results.items() if result.exit_code == 0
+        ]
+        if exit_code(self.results) in STOPPED:
+            return
+        known = References()
+        missing = lacking(ended, known) | lacking_rests(ended, known, self._say)
+        if not missing:
             return
         self.references = {f"{REFERENCES}/{where.name}": where for where in missing}
 
         def start(name: str) -> RunResult:
             reference, records = missing[self.references[name]]
-            self._say(announcement(self.references[name], records))
+            self._say(announcement(reference, records))
             return self._outcome(lambda: run(reference, self._context))
 
         if self._plan.swept:

@@ -387,7 +387,7 @@ def train_references(runs: Sequence[Path], known: References) -> int:
                 say(f"{folder}: {due}")
                 continue
             reference, records = due
-            say(announcement(reference.layout.root, records))
+            say(announcement(reference, records))
             result = run(reference, RunContext(say, launchers))
             if result.stopped:
                 say("the same command trains it again")

@@ -36,6 +36,12 @@ def build(
             "is recorded by ECRL when a finished run is given a higher target",
             "leave it out, and raise target_steps",
         )
+    if config.begins_from:
+        raise ConfigError(
+            "begins_from",
+            "is recorded by ECRL in the reference of the rest of a run",
+            "leave it out; `ecrl verify --with-reference RUN` trains such a reference",
+        )
     if (
         "model.name" in typed
         and config.model.name.startswith("resnet")

@@ -17,6 +17,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import ConfigError, plural, shown
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_INITIAL = re.compile(r"^initial/step_[0-9]{8}(\.safetensors|\.pt)?\Z")
 _WRITE_MODES = {
     "unsafe": (False, False, False),
     "atomic_nodirsync": (True, True, False),
@@ -64,6 +65,16 @@ def _legs(config: RunConfig) -> None:
         raise ConfigError(
             "continued_at",
             f"must be strictly increasing and below target_steps, got {list(reached)}",
+        )
+
+
+def _begins(config: RunConfig) -> None:
+    given = config.begins_from
+    if given and (len(given) != 3 or not _INITIAL.match(given[0])):
+        raise ConfigError(
+            "begins_from",
+            "must be a checkpoint in initial/, the SHA-256 of its commit and a run id, got"
+            f" {shown(list(given))}",
         )
 
 
@@ -192,6 +203,7 @@ def check_failures(config: RunConfig) -> None:
 _RULES = (
     _names,
     _legs,
+    _begins,
     _geometry,
     _variants,
     _nodes,

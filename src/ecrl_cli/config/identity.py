@@ -56,6 +56,7 @@ BEFORE = {
     "task": {"name": "classification"},
     "evaluate": {"every": 0, "batch": 256},
     "continued_at": [],
+    "begins_from": [],
 }
 # likewise, of a group that there was
 BEFORE_IN: dict[str, dict[str, Any]] = {

@@ -369,11 +369,16 @@ class RunConfig:
 
     `continued_at`: the targets that the run had reached before it was given a higher one,
     ascending; ECRL sets it (`config.legs`).
+
+    `begins_from`: the checkpoint of another run whose state this one begins with instead of the
+    initial one: its path in this run's directory, the SHA-256 of its commit, and the run id of the
+    other run; empty for any other run. ECRL sets it for the reference of the rest of a run.
     """
 
     seed: int = field(default=1337, metadata={"minimum": 0, "maximum": 2**63 - 1})
     target_steps: int = at_least(1600, 1)
     continued_at: tuple[int, ...] = field(default=(), metadata={"minimum": 1})
+    begins_from: tuple[str, ...] = ()
     global_batch: int = at_least(256, 1)
     world_size: int = at_least(2, 1)
     threads: int = at_least(1, 1)

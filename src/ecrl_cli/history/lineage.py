@@ -112,6 +112,14 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
     return Lineage(tuple(reversed(segments)), (gap,) if gap else ())
 
 
+def began_initially(records: RunRecords, a: Attempt) -> bool:
+    """Whether `a` started from the checkpoint of another run that the run begins with, as others
+    start from scratch.
+    """
+    source, given = a.resumed_from, records.stored.config.begins_from
+    return source is not None and (source.path, source.commit_sha256) == given[:2]
+
+
 def _before(records: RunRecords, a: Attempt) -> int | str | None:
     """The attempt whose state `a` started from; a description if that is unknown; None if `a`
     started from scratch.
@@ -119,6 +127,8 @@ def _before(records: RunRecords, a: Attempt) -> int | str | None:
     who, after = f"attempt {a.attempt}", a.resumed_from_step
     if a.continues is not None:
         return _remembered(records, a, a.continues)
+    if began_initially(records, a):
+        return None
     if a.resumed_from is None:
         return f"{who} began at step {after} and names no checkpoint" if after else None
     parent = committed_as(records, a.resumed_from.commit_sha256, before=a.attempt)

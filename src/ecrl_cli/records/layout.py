@@ -199,6 +199,13 @@ class RunLayout:
         return self.root / "checkpoints"
 
     @property
+    def initial(self) -> Path:
+        """A copy of the checkpoint of another run that this one begins with
+        (`RunConfig.begins_from`).
+        """
+        return self.root / "initial"
+
+    @property
     def lock(self) -> Path:
         return self.root / ".lock"
 

@@ -36,6 +36,7 @@ def verdict_file(
         "checkpoints": checkpoint_states(layout),
         "reference_path": os.path.relpath(reference.root, layout.root) if reference else "",
         "reference_sha256": fingerprint(reference) if reference else "",
+        **({"rest_sha256": fingerprint(_rest(layout, document))} if document.get("rest") else {}),
         "divergence_sha256": _digest(divergence) if divergence is not None else "",
     }
     made = {key: item for key, item in document.items() if key != _OWN} | over
@@ -93,12 +94,20 @@ def _stale(layout: RunLayout, value: dict[str, Any]) -> str:
             and value["reference_sha256"] != fingerprint(reference)
         ):
             return f"records of the reference {reference.root.name} changed since"
+        rest = _rest(layout, value) if value.get("rest") else None
+        if rest and rest.config.exists() and value["rest_sha256"] != fingerprint(rest):
+            return f"records of the reference {value['rest']} changed since"
     except (RecordError, OSError, KeyError, TypeError, AttributeError) as error:
         return (
             "what it was spoken over cannot be read"
             f" ({error.fact if isinstance(error, RecordError) else error})"
         )
     return ""
+
+
+def _rest(layout: RunLayout, verdict: dict[str, Any]) -> RunLayout:
+    """The run that the rest of the run was compared with."""
+    return RunLayout(layout.root.parent / verdict["rest"])
 
 
 def _digest(value: Any) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import RenderableType
 
+from ecrl_cli.checkpoint.store.catalog import entry_of
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
@@ -222,9 +224,12 @@ def check_records(layout: RunLayout) -> None:
 
 
 def init_run_dir(planned: RunPlan) -> None:
-    """Write environment.json, failures.json and last config.json, which makes the folder a run."""
+    """Write environment.json, failures.json and last config.json, which makes the folder a run;
+    before them the copy of the checkpoint that it begins with, if it does.
+    """
     layout = planned.layout
     make_durably(layout.root)
+    copy_initial(planned)
     write_json(
         layout.environment,
         environment(layout.root)
@@ -232,6 +237,22 @@ def init_run_dir(planned: RunPlan) -> None:
     )
     write_json(layout.failures, encode(planned.failures))
     write_run_config(layout, planned.config)
+
+
+def copy_initial(planned: RunPlan) -> None:
+    """Copy the checkpoint of another run that the run begins with, if it begins with one, into its
+    directory, where a start that was killed may have left a part. It is checked before the launch.
+    """
+    if planned.initial is None or planned.layout.config.exists():
+        return
+    folder = planned.layout.initial
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in entry_of(planned.initial).files:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copy2(path, folder / path.name)
 
 
 def record_runs_at_once(layout: RunLayout, runs_at_once: int) -> None:

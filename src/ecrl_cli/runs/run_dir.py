@@ -31,7 +31,7 @@ from ecrl_cli.storage.safe_read import refuse_links
 
 # Files that an interrupted start leaves in a run directory before config.json is written.
 _BEGUN = re.compile(
-    r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|\..*\.tmp)$"
+    r"^(\.hydra|\.lock|\.control|\.writer|environment\.json|failures\.json|initial|\..*\.tmp)$"
 )
 # Paths that a run writes to in place, without replacing whole files.
 _WRITTEN = ("logs", "fired", "disk.jsonl", "scrub.jsonl", ".hydra", ".lock", "report")

@@ -33,8 +33,11 @@ from ecrl_cli.config.schema import (
 )
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.failures.plan import plan
+from ecrl_cli.history.load import RunRecords
+from ecrl_cli.history.rest_start import RestStart
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.layout import REFERENCES, RunLayout
+from ecrl_cli.records.state_digests import digests_configured
 from ecrl_cli.runs.continuation import as_recorded
 
 OUTPUTS = Path("outputs")
@@ -48,7 +51,8 @@ class RunPlan:
     `reference`: the undisturbed run to train beside it if none exists; None if it needs none.
     `checked`: the command has already checked the run's directory and data. `asked_digest`: the
     checkpoint.digest that was asked for, if the run began with another. `runs_at_once`: how many
-    runs of the sweep may train at the same time, this one included.
+    runs of the sweep may train at the same time, this one included. `initial`: the checkpoint of
+    another run that this one begins with a copy of.
     """
 
     config: RunConfig
@@ -61,6 +65,7 @@ class RunPlan:
     checked: bool = False
     asked_digest: str = ""
     runs_at_once: int = 1
+    initial: Path | None = None
 
 
 def plan_run(config: RunConfig, run_dir: Path, identity: str = "") -> RunPlan:
@@ -118,11 +123,33 @@ def plan_reference(config: RunConfig, run_dir: Path) -> RunPlan:
         raise ConfigError(
             "--with-reference", fact, "after that step nothing can be held against it"
         )
-    undisturbed = reference_of(config)
+    return _plan_beside(reference_of(config), run_dir)
+
+
+def plan_rest(records: RunRecords, start: RestStart) -> RunPlan:
+    """The plan of the undisturbed run that begins with the checkpoint `start` of a run and does the
+    rest of it, beside that run.
+    """
+    root, stored = records.layout.root, records.stored
+    digests = "true" if digests_configured(stored.config) else stored.config.state_digests
+    config = replace(
+        reference_of(stored.config),
+        state_digests=digests,  # whichever steps the run logged them after
+        world_size=start.world_size,
+        begins_from=start.begins_from(stored.run_id),
+        variant=VariantConfig("rest", failures=False, resizes=False),
+    )
+    return replace(_plan_beside(config, root), initial=records.layout.checkpoints / start.name)
+
+
+def _plan_beside(undisturbed: RunConfig, run_dir: Path) -> RunPlan:
+    """The plan of `undisturbed` in the references folder beside `run_dir`."""
     identity = run_id(undisturbed)
     # a run with another checkpoint.digest has the same run id and another reference
     name = run_name(undisturbed, identity) + (
-        "" if config.checkpoint.digest == BEFORE_DIGEST else f"-{config.checkpoint.digest}"
+        ""
+        if undisturbed.checkpoint.digest == BEFORE_DIGEST
+        else f"-{undisturbed.checkpoint.digest}"
     )
     return plan_run(
         undisturbed, Path(os.path.normpath(run_dir.absolute())).parent / REFERENCES / name, identity

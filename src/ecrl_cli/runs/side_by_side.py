@@ -23,7 +23,7 @@ from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.errors import DEFECT, EcrlError, visible
 from ecrl_cli.linux.pdeathsig import with_pdeathsig
 from ecrl_cli.records.layout import SweepLayout
-from ecrl_cli.runs.run import RunContext, RunResult, failed, run
+from ecrl_cli.runs.run import RunContext, RunResult, copy_initial, failed, run
 from ecrl_cli.runs.run_plan import RunPlan, plan_run
 from ecrl_cli.runs.sweep import SweepPlan, SweepProgress, SweepRecord
 from ecrl_cli.supervision.attempts.stop_signals import StopSignals, held_back
@@ -41,6 +41,7 @@ class RunProcess:
         self._log = log
         self._read, write = os.pipe()
         log.parent.mkdir(parents=True, exist_ok=True)
+        copy_initial(plan)  # the process is told the configuration alone
         command = [
             sys.executable,
             "-m",

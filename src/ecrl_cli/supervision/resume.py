@@ -17,6 +17,7 @@ from ecrl_cli.checkpoint.format.names import DIGEST, step_name
 from ecrl_cli.checkpoint.format.train_document import state_in
 from ecrl_cli.checkpoint.store.catalog import ResumeChoice, newest_valid
 from ecrl_cli.checkpoint.store.examination import CheckpointPrevalidator, Examination
+from ecrl_cli.checkpoint.store.integrity import verify_checkpoint
 from ecrl_cli.checkpoint.store.store import CheckpointStore
 from ecrl_cli.config.codec import decode
 from ecrl_cli.config.elastic import next_change, world_size_after
@@ -31,6 +32,8 @@ from ecrl_cli.records.survivor_records import SNAPSHOT
 from ecrl_cli.supervision.attempts.checkpoint_reconciliation import acknowledge, still_kept
 from ecrl_cli.supervision.in_place.regroup_plan import RegroupPlan, begin, write_order
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement
+
+NOT_NAMED = "it is not the checkpoint that config.json names"
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,26 @@ def choose(
     if choice.report and choice.report.global_step not in kept:
         acknowledge(layout, choice.report)
     return ResumePlan(choice.report, choice.rejected + gone, snapshot, skipped)
+
+
+def or_initial(
+    choice: ResumePlan, layout: RunLayout, config: RunConfig, store: CheckpointStore
+) -> ResumePlan:
+    """`choice`; where it has nothing to resume from, the checkpoint of another run that this one
+    begins with, if it begins with one.
+
+    NoValidCheckpoint (exit 4) if that is not the one that config.json names, or is damaged.
+    """
+    if not config.begins_from or choice.report or choice.snapshot:
+        return choice
+    path, commit_sha256, run_id = config.begins_from
+    report = verify_checkpoint(
+        layout.root / path, replace(store.config.integrity, run_id=run_id), store.fs
+    )
+    if not report.ok or report.commit_sha256 != commit_sha256:
+        fact = f"the run begins with it, and {report.reason or NOT_NAMED}"
+        raise NoValidCheckpoint(path, fact, f"remove {layout.root} and train it again")
+    return replace(choice, report=report)
 
 
 def _unloadable(layout: RunLayout) -> dict[str, str]:

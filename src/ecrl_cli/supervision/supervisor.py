@@ -55,7 +55,14 @@ from ecrl_cli.supervision.launch.launcher import (
 from ecrl_cli.supervision.launch.slurm_allocation import NodePlacement, place_attempt
 from ecrl_cli.supervision.launch.writer_process import WriterProcess
 from ecrl_cli.supervision.launch.zygote import preload
-from ecrl_cli.supervision.resume import ResumePlan, choose, order, quarantine_rejected, state_of
+from ecrl_cli.supervision.resume import (
+    ResumePlan,
+    choose,
+    or_initial,
+    order,
+    quarantine_rejected,
+    state_of,
+)
 from ecrl_cli.supervision.run_lock import RunLock, run_lock
 from ecrl_cli.supervision.watch.attempt_monitor import AttemptResult
 from ecrl_cli.supervision.watch.control_server import ControlServer
@@ -218,6 +225,7 @@ class Supervisor:
                 self._record_writer.session,
                 self._prevalidator,
             )
+            choice = or_initial(choice, self._layout, self._config, self._store)
             attempt_spec = order(
                 self._layout, self._config, earlier, choice, self._placement, self._recovery.regroup
             )

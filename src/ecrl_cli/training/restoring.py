@@ -4,6 +4,8 @@ store, or one of another checkpointer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ecrl_cli.checkpoint.capture.loading import load_snapshot
 from ecrl_cli.checkpoint.capture.shared_memory import SnapshotPair
 from ecrl_cli.checkpoint.capture.train_state import TrainState
@@ -43,7 +45,10 @@ def restore(
     path, sha256 = layout.root / source.path, source.commit_sha256
     kind = strategy_of(config).checkpointer
     if kind is None:
-        return train_state.restore(path, sha256, config.checkpoint.finite)
+        at = train_state.restore(path, sha256, config.checkpoint.finite)
+        if (source.path, sha256) != config.begins_from[:2]:
+            return at
+        return replace(at, line_chain="")  # the lines before are the other run's
     try:
         return restore_foreign(train_state, kind, path, sha256)
     except Unreadable as error:

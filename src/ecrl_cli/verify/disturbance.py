@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ecrl_cli.errors import plural
 from ecrl_cli.failures.plan import plan
-from ecrl_cli.history.lineage import lineage, steps_of
+from ecrl_cli.history.lineage import began_initially, lineage, steps_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import Attempt
 
@@ -46,10 +46,10 @@ def uninterrupted(records: RunRecords) -> bool:
     began with step 1. A run that was continued rests on the code that a reference is to check.
     """
     if (
-        plan(records.stored.config)
-        or records.fired
+        records.fired
         or records.supervisor is None
         or records.stored.config.continued_at
+        or plan(records.stored.config)
     ):
         return False
     path = lineage(records)
@@ -82,7 +82,8 @@ def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
     path = lineage(records)
     if path.gaps:
         return path.gaps[0]
-    if attempts[0].resumed_from is not None or attempts[0].resumed_from_step:
+    given = began_initially(records, attempts[0])
+    if not given and (attempts[0].resumed_from is not None or attempts[0].resumed_from_step):
         return f"attempt {attempts[0].attempt} began after step {attempts[0].resumed_from_step}"
     for before, after in pairwise(attempts):
         if after.resumed_from_step != before.last_step:

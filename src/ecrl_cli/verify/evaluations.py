@@ -167,6 +167,9 @@ def unrecorded(case: Case) -> list[int]:
     due = sorted(
         {*range(every, last + 1, every), *(step for step in targets(config) if step <= last)}
     )
+    # a run that began with the checkpoint of another
+    begun = case.path.segments[0].after if config.begins_from and case.path.segments else 0
+    due = [step for step in due if step > begun]
     return [step for step in due if step not in recorded and (case.completed or step < last)]
 
 

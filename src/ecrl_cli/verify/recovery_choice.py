@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 from ecrl_cli.errors import plural
-from ecrl_cli.history.lineage import committed_as
+from ecrl_cli.history.lineage import began_initially, committed_as
 from ecrl_cli.records.events import GONE, LOADER, Attempt, Rejected
 from ecrl_cli.verify.disk_state import Quarantined, StoredCheckpoint, quarantined_steps
 from ecrl_cli.verify.retention import Live, step_of
@@ -31,7 +31,7 @@ def check_choices(case: Case, notes: FindingBuilder) -> int:
     history = case.checkpoints
     resumed = 0
     for a in case.attempts:
-        if a.resumed_from is None:
+        if a.resumed_from is None or began_initially(case.run, a):
             _check_fresh(a, history.found[a.attempt], history.left[a.attempt], notes)
             continue
         resumed += 1

@@ -15,6 +15,7 @@ from ecrl_cli.errors import EcrlError, RecordError, plural
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.history.lineage import lineage, steps_of
 from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.history.rest_start import rest_reference_id, rest_starts
 from ecrl_cli.records.cut import Cut, MovedOn, take_cut
 from ecrl_cli.records.digests import file_states
 from ecrl_cli.records.extent import check_file_counts
@@ -268,10 +269,41 @@ def find_references(run: RunRecords, known: References) -> FoundReferences:
     return FoundReferences(tuple(best[:_MOST]), tuple(doubts), tuple(disturbed_alike))
 
 
+def find_rest(run: RunRecords, known: References) -> tuple[RunRecords | None, str]:
+    """The undisturbed run of the rest of `run`, in the references folder beside it: the one that
+    starts earliest. Or a text why one that is there does not count; empty if there is none.
+    """
+    starts = {
+        rest_reference_id(run.stored.config, run.stored.run_id, start): start.step
+        for start in rest_starts(run)
+    }
+    parent = run.layout.root.parent / REFERENCES
+    beside = [RunLayout(folder) for folder in folders(parent)] if starts else []
+    begun = [
+        (starts[stored.reference_id], layout)
+        for layout in beside
+        if (stored := known.stored(layout)) is not None and stored.reference_id in starts
+    ]
+    doubt = ""
+    for _, layout in sorted(begun, key=lambda pair: pair[0]):
+        try:
+            records = known.records(layout)
+        except (EcrlError, OSError):
+            doubt = doubt or f"{layout.root.name} cannot be read"
+            continue
+        if not uninterrupted(records):
+            continue  # it has not come to its end: the same command trains it again
+        reason = known.doubt(records)
+        if not reason:
+            return records, ""
+        doubt = doubt or reason
+    return None, doubt
+
+
 def _alike(run: RunRecords, known: References) -> Iterator[tuple[RunLayout, StoredConfig]]:
     """Other runs beside `run` with its reference id."""
     root = run.layout.root
-    for folder in [*_folders(root.parent), *_folders(root.parent / REFERENCES)]:
+    for folder in [*folders(root.parent), *folders(root.parent / REFERENCES)]:
         stored = known.stored(RunLayout(folder)) if folder != root else None
         if stored is not None and stored.reference_id in reference_ids(run):
             yield RunLayout(folder), stored
@@ -292,7 +324,8 @@ def reference_ids(run: RunRecords) -> tuple[str, ...]:
     )
 
 
-def _folders(parent: Path) -> list[Path]:
+def folders(parent: Path) -> list[Path]:
+    """The paths in `parent`, sorted by name; none if it is no folder."""
     try:
         return sorted(parent.iterdir())
     except OSError:

@@ -20,6 +20,7 @@ from ecrl_cli.verify.exactly_once import PROMISE as ONCE
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.fault_plan import PROMISE as FAILURES
 from ecrl_cli.verify.fault_plan import failures_once
+from ecrl_cli.verify.rest import trajectory_and_rest
 from ecrl_cli.verify.same_input import PROMISE as INPUT
 from ecrl_cli.verify.same_input import same_input
 from ecrl_cli.verify.seal import PROMISE as SEALED
@@ -31,7 +32,6 @@ from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.time_accounting import PROMISE as TIME
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import PROMISE as TRAJECTORY
-from ecrl_cli.verify.trajectory import same_trajectory
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding
 from ecrl_cli.verify.verification_input import Case
 
@@ -40,7 +40,7 @@ Check = Callable[[Case], Finding]
 CHECKS: dict[str, Check] = {
     ONCE: exactly_once,
     INPUT: same_input,
-    TRAJECTORY: same_trajectory,
+    TRAJECTORY: trajectory_and_rest,
     STATE: state_consistent,
     RESTORED: state_restored,
     TIME: time_conserved,

@@ -24,7 +24,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, first_loss, lost_lines, membership_history
 from ecrl_cli.records.state_digests import RANK_COMPONENTS, digests_configured
 from ecrl_cli.verify.disk_state import StoredCheckpoint, on_disk
-from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance
+from ecrl_cli.verify.disturbance import ENDED_WELL, disturbance, uninterrupted
 from ecrl_cli.verify.evaluations import check_against, check_repeated
 from ecrl_cli.verify.line_columns import repeated_lines
 from ecrl_cli.verify.saved_states import differing_saves
@@ -95,6 +95,12 @@ def _alone(case: Case, notes: FindingBuilder, again: str) -> Finding:
             evidence,
             checked=False,
         )
+    if uninterrupted(case.run):
+        return notes.finding(
+            f"undisturbed since it began anew ({disturbed}), no other such run ended beside it;"
+            f" {again}",
+            checked=False,
+        )
     for doubt in case.doubts:
         notes.missing(doubt)
     if not case.doubts:
@@ -148,9 +154,9 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
     # a reference of the first target alone
     shorter = bool(case.run.stored.config.continued_at) and ends < claimed
     claimed = ends if shorter else claimed
-    _check_steps(case, reference, theirs, claimed, notes)
+    check_steps(case, reference, theirs, claimed, notes)
     notes.add_all(replays)
-    _check_checkpoints(case, reference, claimed, notes)
+    check_checkpoints(case, reference, claimed, notes)
     if notes.clean and (text := differing_saves(case, reference, theirs, claimed)):
         notes.broken(f"{text}: apart from that step on at the latest")
     if evaluated := check_against(case, reference, theirs, claimed, notes):
@@ -173,7 +179,7 @@ def _compare(case: Case, reference: RunRecords, replays: FindingBuilder, again: 
             f" {again}",
             evidence,
         )
-    _check_finals(case, reference, notes)
+    check_finals(case, reference, notes)
     evidence = [] if notes.clean else _extent(case, reference, theirs)
     evidence += case.doubts
     return notes.finding(
@@ -317,26 +323,34 @@ def _unit(case: Case) -> str:
     return "replica" if case.run.stored.config.elastic.replicas else "rank"
 
 
-def _check_steps(
-    case: Case, reference: RunRecords, theirs: Lineage, claimed: int, notes: FindingBuilder
+def check_steps(
+    case: Case,
+    reference: RunRecords,
+    theirs: Lineage,
+    claimed: int,
+    notes: FindingBuilder,
+    after: int = 0,
 ) -> None:
     """Compare losses, and states after steps whose digest both runs logged; the first differing
-    step comes first.
+    step comes first. `after`: the step after which the reference began, from the same state.
     """
-    if _equal_at_once(case, reference, theirs, claimed):
+    if not after and _equal_at_once(case, reference, theirs, claimed):
         return
     ours, others = (
-        {s: each for s, each in losses(r, p).items() if s <= claimed}
+        {s: each for s, each in losses(r, p).items() if after < s <= claimed}
         for r, p in ((case.run, case.path), (reference, theirs))
     )
     states = {
-        key: state for key, state in _states(case.run, case.path).items() if key[0] <= claimed
+        key: state
+        for key, state in _states(case.run, case.path).items()
+        if after < key[0] <= claimed
     }
     compared, theirs_by_step = _comparable(states, case, reference), _states(reference, theirs)
     for step, component in sorted(
         [*_differing_loss(ours, others, _unit(case)), *_differing_state(compared, theirs_by_step)]
     ):
-        late = "" if _equal_before(step, compared, theirs_by_step) else " at the latest"
+        certain = step == after + 1 or _equal_before(step, compared, theirs_by_step)
+        late = "" if certain else " at the latest"
         notes.broken(f"the first differing step is step {step}{late}, component {component}")
     if digests_configured(reference.stored.config) and not any(
         map(has_digests, theirs_by_step.values())
@@ -347,7 +361,7 @@ def _check_steps(
         for attempt, rank, step in allowed_missing_lines(case)
         for part in _parts_of(case, attempt, rank, step)
     }
-    for step in range(1, claimed + 1):
+    for step in range(after + 1, claimed + 1):
         pair = (
             set(ours.get(step, {})),
             {part for part in others.get(step, {}) if (step, part) not in excused},
@@ -361,7 +375,7 @@ def _check_steps(
 
 
 def _equal_at_once(case: Case, reference: RunRecords, theirs: Lineage, claimed: int) -> bool:
-    """Whether columns show at once that all is as `_check_steps` has it."""
+    """Whether columns show at once that all is as `check_steps` has it."""
     mine, other = case.run.stored.config, reference.stored.config
     if mine.elastic.replicas or mine.continued_at or not case.path.whole or not theirs.whole:
         return False
@@ -418,12 +432,9 @@ def _equal_before(first: int, ours: States, others: States) -> bool:
     """
     before = [key for key in ours if key[0] == first - 1]
     known = [(key, others.get(key, {})) for key in before]
-    return first <= 1 or (
-        bool(known)
-        and all(
-            has_digests(ours[key]) and has_digests(theirs) and not differing(ours[key], theirs)
-            for key, theirs in known
-        )
+    return bool(known) and all(
+        has_digests(ours[key]) and has_digests(theirs) and not differing(ours[key], theirs)
+        for key, theirs in known
     )
 
 
@@ -468,7 +479,7 @@ def _tensors(c: StoredCheckpoint) -> dict[str, str]:
     return tensor_digests(c.report.manifest) if c.report.manifest else {}
 
 
-def _check_checkpoints(
+def check_checkpoints(
     case: Case, reference: RunRecords, claimed: int, notes: FindingBuilder
 ) -> None:
     """Compare checkpoints of the same step tensor by tensor, where both runs still have them; only
@@ -508,7 +519,7 @@ def _check_checkpoints(
             return
 
 
-def _check_finals(case: Case, reference: RunRecords, notes: FindingBuilder) -> None:
+def check_finals(case: Case, reference: RunRecords, notes: FindingBuilder) -> None:
     ours, others = case.run.final, reference.final
     if others is None:
         notes.missing("the reference has no final record: it did not come to its end")

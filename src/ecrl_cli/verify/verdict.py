@@ -36,7 +36,8 @@ class Finding:
 @dataclass(frozen=True)
 class Verdict:
     """`reference`: the name of the run folder that this one was compared with, or empty.
-    `judged_to_step`: of a run that was still running.
+    `judged_to_step`: of a run that was still running. `rest`: likewise the name of the run that its
+    rest was compared with.
     """
 
     run: str
@@ -44,6 +45,7 @@ class Verdict:
     reference: str
     findings: tuple[Finding, ...]
     judged_to_step: int | None = None
+    rest: str = ""
 
     @property
     def status(self) -> str:
@@ -59,7 +61,7 @@ class Verdict:
         return {
             key: value
             for key, value in document.items()
-            if key != "judged_to_step" or value is not None
+            if key not in ("judged_to_step", "rest") or value not in (None, "")
         }
 
 

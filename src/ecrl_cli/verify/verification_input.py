@@ -23,7 +23,9 @@ class Case:
     `reference`: the undisturbed run that this one must equal; `floor`: two such runs, whose
     difference is the noise floor. `seal_key`: the key that signed the seals, if given. `others`:
     further references, which must agree with the first. `doubts`: why other runs are no references.
-    `disturbed_alike`: runs that must end in the same state but were disturbed too.
+    `disturbed_alike`: runs that must end in the same state but were disturbed too. `rest`: the
+    undisturbed run that began with a checkpoint of this one after a recovery that claims no
+    trajectory; `rest_doubt`: why one that is there does not count.
     """
 
     run: RunRecords
@@ -33,6 +35,8 @@ class Case:
     others: tuple[RunRecords, ...] = ()
     doubts: tuple[str, ...] = ()
     disturbed_alike: tuple[str, ...] = ()
+    rest: RunRecords | None = None
+    rest_doubt: str = ""
 
     def beside(self, **others: Any) -> Case:
         """The same run with a reference and the like; what was computed of the run is taken

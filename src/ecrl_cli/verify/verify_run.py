@@ -17,6 +17,7 @@ from ecrl_cli.verify.reference import (
     FoundReferences,
     References,
     find_references,
+    find_rest,
     origin,
     reference_ids,
 )
@@ -58,6 +59,7 @@ def _verified(run_dir: Path, reference: Path | None, known: References) -> Verdi
     siblings = find_references(run, known)
     references = _given_reference(run, reference, known) if reference else siblings
     chosen = references.usable[0] if references.usable else None
+    rest, rest_doubt = find_rest(run, known)
     findings = known.findings(
         run,
         reference=chosen,
@@ -65,9 +67,13 @@ def _verified(run_dir: Path, reference: Path | None, known: References) -> Verdi
         others=references.usable[1:],
         doubts=references.doubts,
         disturbed_alike=references.disturbed_alike,
+        rest=rest,
+        rest_doubt=rest_doubt,
     )
     judged_to = lineage(run).last_step if run.cut else None
-    return Verdict(run.layout.root.name, run.stored.run_id, called(chosen), findings, judged_to)
+    return Verdict(
+        run.layout.root.name, run.stored.run_id, called(chosen), findings, judged_to, called(rest)
+    )
 
 
 def called(reference: RunRecords | None) -> str:
