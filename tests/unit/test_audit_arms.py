@@ -128,6 +128,18 @@ def test_where_a_restart_begins_an_epoch_a_third_death_has_two_restarts_inside_o
     assert [fault.attempt for fault in arm.faults] == list(range(len(arm.faults)))
 
 
+def test_what_is_saved_less_often_meanwhile_is_no_checkpoint(tmp_path: Path) -> None:
+    """A member of an ensemble, after step 6; what an earlier phase saved, after step 2, is one."""
+    other = [
+        file(op, f"{name}.pt", step)
+        for name, step in (("member", 6), ("teacher", 2))
+        for op in ("write", "closed")
+    ]
+    arms = drawn(recorded(tmp_path / "ref", process(LAST, *other, *SAVES)))
+    assert [(fault.attempt, fault.step) for fault in arms["twice"].faults] == [(0, 3), (1, 7)]
+    assert arms["twice"].why.endswith("after the checkpoint of step 4")
+
+
 def test_a_job_without_a_handler_gets_no_sigterm_and_failures_is_how_many(tmp_path: Path) -> None:
     arm = recorded(tmp_path / "ref", process(LAST, *SAVES))
     assert "sigterm" not in drawn(arm) and list(drawn(arm, failures=2)) == ["off-boundary", "twice"]

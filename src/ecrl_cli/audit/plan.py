@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 
 from ecrl.faults import matches
@@ -148,15 +149,28 @@ def too_few_steps(reference: Judged) -> ConfigError:
 
 
 def _saved(reference: Judged) -> list[int]:
-    """The steps after which the undisturbed run finished a save."""
-    steps = {one.step for one in checkpoints(reference.arm) if one.finished}
-    steps |= {
-        save["after_step"]
-        for process in reference.arm.processes
-        for save in process.saves
-        if save.get("done")
-    }
-    return sorted(steps)
+    """The steps after which the undisturbed run finished a save. What it saves less than half as
+    often as another file, and meanwhile, is no checkpoint (a best model, a member of an ensemble).
+    """
+    steps: dict[str, set[int]] = defaultdict(set)  # by kind of file
+    for one in checkpoints(reference.arm):
+        for path in one.paths if one.finished else ():
+            steps[kind_of(path)].add(one.step)
+    known = set(steps)
+    for process in reference.arm.processes:
+        for save in process.saves:
+            kind = kind_of(str(save.get("path", "")))
+            if save.get("done") and not any(kind.endswith(one) for one in known):
+                steps[kind].add(save["after_step"])
+    main = max(steps.values(), key=len, default=set())
+    return sorted(
+        {
+            step
+            for some in steps.values()
+            if 2 * len(some) >= len(main) or max(some) < min(main) or min(some) > max(main)
+            for step in some
+        }
+    )
 
 
 def _typed(config: AuditConfig, reference: Judged) -> PlannedArm:
