@@ -396,7 +396,11 @@ SUPERVISOR: dict[str, Row] = {
         "blk",
         lambda found: attempts(found, 2, exit_code=None),
         "attempt 2 completed, its supervisor lived to see it, and no exit code is on record",
-        right=(lambda found: sessions(attempts(found, 2, exit_code=None), 0, ended_at=None),),
+        right=(
+            lambda found: sessions(attempts(found, 2, exit_code=None), 0, ended_at=None),
+            # a launcher that stands, ended after the grace time
+            lambda found: sessions(attempts(found, 2, exit_code=None), 0, signals=(15,)),
+        ),
     ),
     **{
         f"{outcome} with exit code 0": Row(

@@ -194,10 +194,11 @@ def _check_exit(case: Case, a: Attempt, notes: FindingBuilder) -> None:
 
 def _check_completed(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     """A rank may end badly after the target is reached; the record is credible only if a planned
-    fault explains it.
+    fault explains it. A supervisor that was asked to stop ends a launcher that stands.
     """
     session, silent = case.run.session_of(a), a.signal is None and a.hang is None
-    if silent and a.exit_code is None and session and session.ended_at is not None:
+    seen = session is not None and session.ended_at is not None and not session.signals
+    if silent and a.exit_code is None and seen:
         notes.broken(
             f"attempt {a.attempt} completed, its supervisor lived to see it, and no exit code is on"
             " record"
