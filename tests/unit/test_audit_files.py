@@ -136,6 +136,15 @@ def test_tensors_in_a_plain_pickle_are_compared_by_content(tmp_path: Path, proto
     assert {key for key in first if first[key] != other[key]} == {"small"}
 
 
+def test_a_number_in_a_file_of_numpy_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", n=3, w=np.ones(2), name="x")
+    np.save(tmp_path / "b.npy", np.float32(0.5))
+    entries = _entries(tmp_path, "a.npz")
+    assert entries["n"].startswith("tensor(3) ") and entries["w"].startswith("<f8 (2,) ")
+    assert entries["name"].startswith("<U1 ()")
+    assert _entries(tmp_path, "b.npy")[""].startswith("tensor(0.5) ")
+
+
 def test_a_file_of_torch_inside_a_zip_is_compared_by_content(tmp_path: Path) -> None:
     """Its bytes differ after a load."""
     state = {"w": torch.ones(3), "names": ["a", "b"]}

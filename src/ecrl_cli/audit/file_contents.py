@@ -145,13 +145,22 @@ def _in_front_of_zip(fd: int, size: int) -> int:
 
 def _of_numpy(fd: int, suffix: str) -> Iterator[tuple[str, str]]:
     with open(fd, "rb", closefd=False) as file:
+        several = suffix == ".npz"
         facts = (
-            npz_facts(file, DIGEST, _UNPACKED)
-            if suffix == ".npz"
-            else iter([("", npy_facts(file, DIGEST, _UNPACKED)[0])])
+            list(npz_facts(file, DIGEST, _UNPACKED))
+            if several
+            else [("", npy_facts(file, DIGEST, _UNPACKED)[0])]
+        )
+        file.seek(0)
+        loaded: Any = (
+            np.load(file, allow_pickle=False) if any(not f.shape for _, f in facts) else {}
         )
         for name, array in facts:
-            yield name, f"{array.dtype} {array.shape} {array.digest[:DIGEST_LENGTH]}"
+            number = ""
+            if not array.shape:
+                value = loaded[name] if several else loaded
+                number = f"tensor({value.item()!r}) " if value.dtype.kind in "biufc" else ""
+            yield name, f"{number}{array.dtype} {array.shape} {array.digest[:DIGEST_LENGTH]}"
 
 
 def _of_zip(read: Read, size: int, folder: str) -> dict[str, str]:
