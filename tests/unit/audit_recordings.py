@@ -128,10 +128,19 @@ def healthy(folder: Path) -> Path:
 
 
 def change(folder: Path, attempt: int, edit: Change, ranks: tuple[int, ...] = (0, 1)) -> None:
-    """Pass each line of an attempt of the struck arm through `edit`; None drops it."""
+    """Pass each line of an attempt of the struck arm through `edit`; None drops it. Other samples
+    are other tensors.
+    """
+
+    def fed(line: dict[str, Any]) -> dict[str, Any] | None:
+        edited = edit(line)
+        if edited and edited.get("ids") != line.get("ids") and edited["hash"] == line["hash"]:
+            edited["hash"] = told("samples", edited["ids"])
+        return edited
+
     for rank in ranks:
         (path,) = (folder / "struck" / f"attempt-{attempt:02d}").glob(f"rank{rank}-*.jsonl")
-        edited = [edit(json.loads(line)) for line in path.read_text().splitlines()]
+        edited = [fed(json.loads(line)) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(line) + "\n" for line in edited if line is not None))
 
 

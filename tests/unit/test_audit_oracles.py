@@ -483,13 +483,10 @@ def test_what_is_judged_again_keeps_what_it_was_asked(
     """
     (path,) = (recorded / "struck" / "attempt-02").glob("rank0-*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text(
-        "".join(
-            json.dumps(line | {"ids": line["ids"][::-1]} if line["type"] == "batch" else line)
-            + "\n"
-            for line in lines
-        )
-    )
+    for line in lines:
+        if line["type"] == "batch":
+            line |= {"ids": line["ids"][::-1], "hash": told("turned", line["hash"])}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     asked = {
         "command": ["python", "train.py"],
         "config": {"audit": {"order": "free"}},

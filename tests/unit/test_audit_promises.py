@@ -565,6 +565,53 @@ def test_ranks_that_go_on_from_checkpoints_of_their_own_are_named(recorded: Path
     assert "broken" not in status(verdict, "restored: parameters")
 
 
+def test_a_data_set_that_a_restart_numbers_anew_is_no_other_data(recorded: Path) -> None:
+    """The rows that are left: the tensors of each batch are the due ones."""
+    for path in (recorded / "struck" / "attempt-02").iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line |= {"ids": [2 * line["n"], 2 * line["n"] + 1]} if line["type"] == "batch" else {}
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    verdict = judged(recorded)
+    assert verdict.status == "valid", render(verdict, "audit")
+    assert status(verdict, "exactly once") == ["kept"]
+
+
+def test_models_that_take_turns_otherwise_after_a_restart_are_unknown(tmp_path: Path) -> None:
+    """Two optimizers that know nothing of each other; one goes on from an older checkpoint of its
+    own and catches up first.
+    """
+
+    def lines(turns: list[tuple[str, int]], spoilt: str = "") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [
+            {"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": 0}
+        ]
+        for number, (name, turn) in enumerate(turns, start=1):
+            state = {"params": told(name, turn), "optimizer": told(name, turn)}
+            before = {"params": told(name, turn - 1), "optimizer": told(name, turn - 1)}
+            if f"{name}{turn}" == spoilt:
+                state["params"] = told("other")
+            objects = {name: state | {"settings": "s"}}
+            step = {"type": "step", "step": number, "losses": [1.0 + turn], "who": [name]}
+            kept = {"objects": {name: before | {"settings": "s"}}}
+            found.append(step | {"before": kept, "objects": objects, "seconds": 0.1})
+        return found
+
+    turns = [(name, turn) for turn in range(1, 7) for name in ("a", "b")]
+    again = [("b", 2), ("b", 3), *turns[6:]]
+    for arm in ("ref", "ref2"):
+        write(tmp_path / arm, 0, 0, lines(turns))
+    for spoilt in ("", "b3"):
+        write(tmp_path / "struck", 0, 0, lines(turns[:6]))
+        write(tmp_path / "struck", 1, 0, lines(again, spoilt))
+        launches = [{"attempt": 0, "exit_code": None, "signal": 9, "planned": True, "seconds": 1.0}]
+        launches.append({"attempt": 1, "exit_code": 0, "signal": None, "seconds": 1.0})
+        (tmp_path / "struck" / "arm.json").write_text(json.dumps({"launches": launches}))
+        verdict = judged(tmp_path)
+        assert verdict.status == ("invalid" if spoilt else "unknown"), render(verdict, "audit")
+    assert "take turns in another order" not in render(verdict, "audit")
+
+
 def test_an_older_checkpoint_than_the_newest_is_named(tmp_path: Path) -> None:
     for name in ("ref", "ref2"):
         write_arm(tmp_path / name, (0, LAST))

@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ecrl_cli.audit.lineage import CommittedSteps, path_of, without_trial_steps
+from ecrl_cli.audit.lineage import (
+    CommittedSteps,
+    path_of,
+    with_due_samples,
+    without_trial_steps,
+)
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
 
@@ -294,7 +299,7 @@ def judged_arm(
     if reference is None:
         return Judged(arm, path_of(arm, needed=needed), {}, ignored, needed=needed)
     arm = without_trial_steps(arm, reference.path)
-    path = path_of(arm, reference.path, needed)
+    arm, path = with_due_samples(arm, path_of(arm, reference.path, needed), reference.path)
     differs = _without_dead(path, reference.path, compare(path, reference.path, ignored))
     again = {
         name

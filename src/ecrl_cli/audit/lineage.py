@@ -211,7 +211,9 @@ def path_of(
     resized = frozenset(number for number, size in sizes.items() if size not in (0, first))
     saved, read = checkpoints(arm), reads(arm)
     in_background: list[FinishedCheckpoint] = []
-    enough: list[frozenset[str]] = []  # kinds of files that an attempt went on from the newest by
+    # kinds of files that an attempt went on from the newest by; what all attempts read, and nothing
+    # that one did without
+    enough = [needed]
     saves_at_all = undisturbed is not None and any(
         save.step < undisturbed.last for save in (*undisturbed.saves, *undisturbed.background_saves)
     )
@@ -291,6 +293,38 @@ def without_trial_steps(arm: Arm, undisturbed: CommittedSteps) -> Arm:
             for number in arm.attempts
         },
     )
+
+
+def with_due_samples(
+    arm: Arm, path: CommittedSteps, undisturbed: CommittedSteps
+) -> tuple[Arm, CommittedSteps]:
+    """`arm` and its path with the due names of samples wherever a step's batches hold the due
+    tensors: a data set that a restart makes of the rows that are left numbers them anew.
+    """
+    due: dict[int, Step] = {}  # by the id of a step
+    for attempt, processes in arm.attempts.items():
+        for process in processes:
+            for step in process.steps:
+                number = step.number + (0 if step.declared else path.offsets.get(attempt, 0))
+                _, other = undisturbed.steps.get(number, {}).get(process.rank, (0, step))
+                if step.samples != other.samples and step.inputs and step.inputs == other.inputs:
+                    due[id(step)] = replace(step, batches=other.batches)
+
+    def named(step: Step) -> Step:
+        return due.get(id(step), step)
+
+    if not due:
+        return arm, path
+    attempts = {
+        number: [replace(one, steps=[named(step) for step in one.steps]) for one in processes]
+        for number, processes in arm.attempts.items()
+    }
+    steps = {
+        number: {rank: (attempt, named(step)) for rank, (attempt, step) in ranks.items()}
+        for number, ranks in path.steps.items()
+    }
+    again = [(n, rank, a, named(one), named(other)) for n, rank, a, one, other in path.done_again]
+    return replace(arm, attempts=attempts), replace(path, steps=steps, done_again=again)
 
 
 def _shortened(process: Process, trial: int) -> Process:
@@ -415,6 +449,8 @@ def _resumed(
     """
     attempt, processes = made
     newest = _newest(*saved, loaded)
+    # files that are never saved together: a cache is filled at moments of its own
+    newest_of = _kinds_of(loaded, saved[0]) if newest is None else frozenset()
     began = {process.rank: state for process in processes if (state := _began(process))}
     declared = [
         process.steps[0].number - 1
@@ -429,7 +465,8 @@ def _resumed(
     who = leader.steps[0].who if leader.steps else ()
     after = _matching(began[leader.rank], who, states, newest)
     if after is not None:
-        return _at(base, after, "content")
+        alone = any(_last_with(frozenset({kind}), saved[0]) == after for kind in newest_of)
+        return _at(replace(base, newest_saved=after if alone else newest), after, "content")
     base = replace(base, comparable=any(recorded.step == newest for recorded in states))
     if loaded and newest is not None:
         return _at(base, newest, "load")

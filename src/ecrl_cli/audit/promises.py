@@ -5,7 +5,7 @@ not checked, with evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,8 +28,8 @@ from ecrl_cli.audit.components import (
 from ecrl_cli.audit.determinism import Determinism, distance
 from ecrl_cli.audit.lineage import Resumed
 from ecrl_cli.audit.progress import how_it_ended
-from ecrl_cli.audit.records import Arm
-from ecrl_cli.audit.steps import Step
+from ecrl_cli.audit.records import Arm, Process
+from ecrl_cli.audit.steps import OptimizerState, Step
 from ecrl_cli.errors import plural
 
 
@@ -214,6 +214,39 @@ def follows_exactly(judged: Judged, reference: Judged | None, steady: Determinis
     if any(step > since for step in judged.differs):
         return False
     return not unrecorded(judged, reference, ("loss", "parameters", "optimizer"))
+
+
+def only_interleaved(judged: Judged, reference: Judged | None) -> bool:
+    """Whether the arm differs only in the order in which optimizers that never step together take
+    turns: each one's updates, of all attempts, are updates of the undisturbed run, and it ends in
+    the same state. Models that know nothing of each other, each with a checkpoint of its own.
+    """
+    if reference is None or not judged.differs:
+        return False
+
+    def updates(processes: Iterable[Process]) -> dict[str, list[OptimizerState | None]]:
+        """By rank and optimizer, the state before and after each of its updates, in turn."""
+        found: dict[str, list[OptimizerState | None]] = {}
+        for process in processes:
+            for step in process.steps:
+                for name in step.who if len(step.who) == 1 else ("", ""):
+                    pair = [step.optimizers_before.get(name), step.optimizers.get(name)]
+                    found.setdefault(f"{process.rank} {name}", []).extend(pair)
+        return found
+
+    due = updates(reference.arm.processes)
+    if len({key.partition(" ")[2] for key in due}) < 2:
+        return False
+    ours = updates(
+        one for number in sorted(judged.arm.attempts) for one in judged.arm.attempts[number]
+    )
+    return ours.keys() == due.keys() and all(
+        states[-1] == due[key][-1]
+        and None not in states
+        and {*zip(states[::2], states[1::2], strict=True)}
+        == {*zip(due[key][::2], due[key][1::2], strict=True)}
+        for key, states in ours.items()
+    )
 
 
 def started_again(arm: Arm, references: list[Arm]) -> ArmFinding | None:

@@ -1,6 +1,6 @@
 """A search over learning rates, successive halving: a model and an optimizer a trial, all in one process. The
 state is a plain pickle, written before the table of its rows; groups come back through JSON, betas as lists.
-`--best`: the best score is not in it. `--counts`: a count of wins, of no use to the training, begins at zero."""
+`--best`: the best score is not in it. `--counts`: a count of turns, of no use to the training, begins at zero."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ state = {
     "place": 0,
     "rows": [],
     "best": 9.0,
-    "wins": torch.zeros(4),
+    "turns": torch.zeros(4),
 }
 file = a.out / "search.pkl"
 if file.exists():
@@ -37,7 +37,7 @@ if file.exists():
         net.load_state_dict(weights)
         opt.load_state_dict({"state": moments, "param_groups": group})
     state["best"] = 9.0 if a.best else state["best"]
-    state["wins"] = torch.zeros(4) if a.counts else state["wins"]
+    state["turns"] = torch.zeros(4) if a.counts else state["turns"]
 
 
 def replace(path, data):
@@ -55,7 +55,7 @@ while state["rung"] < 3:
             opts[trial].step()
         state["place"] += 1
         state["rows"].append([state["rung"], trial, loss.item()])
-        state["wins"][trial] += loss.item() < state["best"]
+        state["turns"][trial] += 1
         state["best"] = min(state["best"], loss.item())
         saved = [(net.state_dict(), opt.state_dict()["state"]) for net, opt in zip(nets, opts)]
         groups = json.dumps([opt.state_dict()["param_groups"] for opt in opts])
