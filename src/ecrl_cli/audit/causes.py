@@ -85,11 +85,10 @@ def cause_of(
     if first == "loss":
         if fresh and _closure_apart(due, ours):
             return _of_update(judged, begun, due, ours, "optimizer")
-        return (
-            ELSEWHERE
-            if fresh and not _state_apart(due, ours)
-            else _later(step, begun, MEANING["loss"])
-        )
+        if not fresh or _state_apart(due, ours):
+            return _later(step, begun, MEANING["loss"])
+        more = "(the model's buffers, a" if "buffers" in names else "(a"
+        return ELSEWHERE.replace("(a", more, 1)
     if first == "watched":
         return (
             "what the job watches by name was not restored:"

@@ -90,9 +90,9 @@ def with_savers(
 
 
 def _saved_by_a_restarted(arms: Sequence[Judged], reference: Judged | None) -> str:
-    """A sentence where every attempt that left the undisturbed run had gone on from what a
-    restarted attempt had saved, and one that went on from a first attempt's save did not leave it;
-    else empty.
+    """A sentence where every attempt that left the undisturbed run did so in its first step, from
+    what a restarted attempt had saved, and one that went on from a first attempt's save did not
+    leave it; else empty.
     """
     exact, wrong = "", ""
     if reference is None:
@@ -105,13 +105,15 @@ def _saved_by_a_restarted(arms: Sequence[Judged], reference: Judged | None) -> s
                 continue
             who, by = f"attempt {begun.attempt} of {judged.arm.name}", max(savers)
             aside = judged.ignored | judged.without_effect
-            if any(
-                {*differing(step, reference.path.steps[number][rank][1], place == 0)} - aside
+            left = [
+                number
                 for number, ranks in steps[begun.attempt].items()
                 for rank, (place, step) in ranks.items()
                 if rank in reference.path.steps.get(number, {})
-            ):
-                if not path.offsets[by]:
+                and {*differing(step, reference.path.steps[number][rank][1], place == 0)} - aside
+            ]
+            if left:
+                if not path.offsets[by] or min(left) > (begun.after or 0) + 1:
                     return ""
                 wrong = wrong or who
                 break  # what comes after it is wrong too
