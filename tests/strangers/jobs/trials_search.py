@@ -1,6 +1,6 @@
 """A search over learning rates, successive halving: a model and an optimizer a trial, all in one process. The
 state is a plain pickle, written before the table of its rows; groups come back through JSON, betas as lists.
-`--best`: the best score is not in it. `--counts`: a count of turns, of no use to the training, begins at zero."""
+`--peak`: the highest loss is not in it. `--counts`: a count of turns, of no use to the training, begins at zero."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ import torch
 
 a = argparse.ArgumentParser()
 a.add_argument("--out", type=Path)
-a.add_argument("--best", action="store_true")
+a.add_argument("--peak", action="store_true")
 a.add_argument("--counts", action="store_true")
 a = a.parse_args()
 torch.set_num_threads(1)
@@ -27,7 +27,7 @@ state = {
     "rung": 0,
     "place": 0,
     "rows": [],
-    "best": 9.0,
+    "peak": 0.0,
     "turns": torch.zeros(4),
 }
 file = a.out / "search.pkl"
@@ -36,7 +36,7 @@ if file.exists():
     for net, opt, (weights, moments), group in zip(nets, opts, saved, json.loads(groups)):
         net.load_state_dict(weights)
         opt.load_state_dict({"state": moments, "param_groups": group})
-    state["best"] = 9.0 if a.best else state["best"]
+    state["peak"] = 0.0 if a.peak else state["peak"]
     state["turns"] = torch.zeros(4) if a.counts else state["turns"]
 
 
@@ -56,7 +56,7 @@ while state["rung"] < 3:
         state["place"] += 1
         state["rows"].append([state["rung"], trial, loss.item()])
         state["turns"][trial] += 1
-        state["best"] = min(state["best"], loss.item())
+        state["peak"] = max(state["peak"], loss.item())
         saved = [(net.state_dict(), opt.state_dict()["state"]) for net, opt in zip(nets, opts)]
         groups = json.dumps([opt.state_dict()["param_groups"] for opt in opts])
         replace(file, pickle.dumps((state, saved, groups)))
@@ -64,5 +64,5 @@ while state["rung"] < 3:
     last = {trial: loss for _, trial, loss in state["rows"]}
     state["alive"] = sorted(state["alive"], key=last.get)[: max(1, len(state["alive"]) // 2)]
     state["rung"], state["place"] = state["rung"] + 1, 0
-replace(a.out / "best.json", json.dumps(state["best"]).encode())
+replace(a.out / "peak.json", json.dumps(state["peak"]).encode())
 replace(a.out / "rows.csv", "".join(f"{row}\n" for row in state["rows"]).encode())
