@@ -338,7 +338,11 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         and begun.proof in ("content", "declared")
     ]
     if known:
-        steps = ", ".join(f"attempt {begun.attempt} (step {begun.after})" for begun in known)
+        early = ", whose save had not ended"
+        steps = ", ".join(
+            f"attempt {one.attempt} (step {one.after}{early * (one.after != one.newest_saved)})"
+            for one in known
+        )
         return ArmFinding(
             promise, KEPT, f"resumed from the newest finished checkpoint: {steps}", arm
         )
