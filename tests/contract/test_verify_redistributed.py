@@ -16,10 +16,15 @@ from ecrl_cli.config.schema import ElasticConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.state_digests import RankState, RestoredState
+from ecrl_cli.verify.state_consistent import as_components
+from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.verdict import INVALID, VALID, render
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
+from tests.runs.changed import left, rank_line
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import FAILURES, ONCE, STATE, TRAJECTORY
 from tests.runs.survived import (
@@ -257,3 +262,29 @@ def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(
     assert "rank 2 of attempt 0 left with another state than it logged after step 8" in "\n".join(
         (finding.message, *finding.evidence)
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "held", "wrong"),
+    [(1, 1, "a", False), (1, 1, "b", True), (2, 0, "a", False), (2, 0, "b", True)],
+)
+def test_generators_are_taken_back_with_the_step_that_was_dropped(
+    skipped: RunLayout, number: int, rank: int, held: str, wrong: bool
+) -> None:
+    """Rank 2 logs them after step 8 and drops step 9; it is rank 1 of those that drop step 10 as
+    their first, of whom rank 0 says what it began with. Both are compared all the same.
+    """
+
+    def state(rank: int, rng: str) -> RankState:
+        return RankState(rank, *(digest * 64 for digest in ("c", "d", "e", rng, "f")))
+
+    def began(rank: int, number: int, rng: str) -> RestoredState:
+        return RestoredState(number, 8 + number, state(rank, rng), "ab" * 32)
+
+    records = rank_line(load(skipped), 0, 2, 8, components=as_components(state(2, "a")))
+    records = left(records, 1, restored={0: began(0, 1, "a"), 1: began(1, 1, "a")})
+    there = dict(records.logs(number).restored) | {rank: began(rank, number, held)}
+    finding = state_restored(Case(left(records, number, restored=there)))
+    text = f"attempt {number} rank {rank} began with other rng than the ranks that outlived attempt"
+    assert any(text in each for each in (finding.message, *finding.evidence)) == wrong, finding
+    assert wrong or finding.message.startswith("3 times a rank held" if number == 2 else "2 times")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from ecrl_cli.history.lineage import lineage
-from ecrl_cli.history.load import load
+from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.saved_states import differing_saves
-from ecrl_cli.verify.state_consistent import _check_own_generators
+from ecrl_cli.verify.state_consistent import _check_own_generators, state_consistent
 from ecrl_cli.verify.verdict import (
     INVALID,
     NOT_CHECKED,
@@ -30,6 +30,7 @@ from ecrl_cli.verify.verdict import (
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.runs.builder import build_blk, config_of
+from tests.runs.columns import in_columns, in_memory
 from tests.runs.spoil import edit_json, edit_lines, line_at
 from tests.runs.spoilt_states import (
     SPOILT_AUTO,
@@ -170,6 +171,24 @@ def test_a_step_that_is_logged_and_not_applied_breaks_it(
         " learning rate of"
     )
     assert (text in told(found(verify_run(run.root)))) == wrong
+
+
+@pytest.mark.parametrize("form", [in_memory, in_columns])
+def test_a_first_step_that_is_logged_and_not_applied_breaks_it(
+    form: Callable[[RunRecords], RunRecords], tmp_path: Path
+) -> None:
+    """After the restored state, by lines or by columns."""
+    config = replace(config_of("blk", "kill", (9, 20), 1), state_digests="true")
+    run = StateBuilder(tmp_path / "blk", config).build()
+    held = json.loads(run.attempt(2).restored(0).read_text())["state"]["parameters"]
+    for rank in (0, 1):
+        edit_lines(
+            run.attempt(2).rank(rank),
+            lambda line: repeated(line, held) if line["global_step"] == 19 else line,
+        )
+    finding = state_consistent(Case(form(load(run))))
+    text = "rank 0 of attempt 2 holds the same parameters after step 19 as after step 18: at a"
+    assert finding.status == INVALID and text in told(finding), finding
 
 
 def repeated(line: dict[str, Any], held: str) -> dict[str, Any]:
