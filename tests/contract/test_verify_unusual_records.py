@@ -748,6 +748,25 @@ def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(
     )
 
 
+@pytest.mark.parametrize(
+    ("outcome", "category", "due"),
+    [("stopped", "idle", True), ("stopped", "compute", False), ("died", "idle", False)],
+)
+def test_a_last_checkpoint_is_due_where_the_ranks_stopped_by_themselves(
+    blk: RunRecords, outcome: str, category: str, due: bool
+) -> None:
+    """As both do that were asked to stop after step 9, and no rank that is killed."""
+    case = Case(attempts(blk, 0, outcome=outcome))
+    for rank in (0, 1):
+        account = case.spans.of(0, rank)
+        assert account is not None
+        last = replace(account.spans[-1], category=category, global_step=9)
+        case.spans.accounts[0, rank] = replace(account, spans=(*account.spans, last))
+    finding = checkpoints_accounted(case)
+    words = "step 9 of attempt 0 was due and no checkpoint was submitted"
+    assert told(finding, words) == due, finding
+
+
 @pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])
 def test_what_a_killed_session_recorded_is_dated_before_the_next_launch_of_its_boot(
     bereft: RunRecords, boot: str, bounded: bool

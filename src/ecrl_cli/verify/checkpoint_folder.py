@@ -116,8 +116,8 @@ def _check_superfluous(case: Case, failed: set[int], notes: FindingBuilder) -> N
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:
-    """The manifest has as many bytes as were submitted and committed, if the journal line is of the
-    checkpoint on disk.
+    """The manifest has the attempt that committed it, and as many bytes as were submitted and
+    committed, if the journal line is of the checkpoint on disk.
     """
     submitted = {
         (line.attempt, line.global_step): line.bytes
@@ -133,6 +133,11 @@ def _check_sizes(case: Case, notes: FindingBuilder) -> None:
             or line.commit_sha256 != c.report.commit_sha256
         ):
             continue
+        if line.reason is None and c.report.manifest.attempt != line.attempt:
+            notes.broken(
+                f"step {c.step} was committed in attempt {line.attempt}, the manifest of {c.path}"
+                f" says attempt {c.report.manifest.attempt}"
+            )
         size = sum(part.bytes for part in c.report.manifest.parts.values())
         recorded = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
         for event, count in recorded.items():

@@ -218,8 +218,23 @@ def _due(case: Case, a: Attempt) -> set[int]:
     config, logs = case.run.stored.config, case.run.logs(a.attempt)
     if not strategy_of(config).saves or 0 not in logs.ranks:
         return set()
-    steps = steps_of(logs.ranks[0])
-    passed = steps if logs.final or a.outcome == "resized" else steps[:-1]
+    steps, agreed = steps_of(logs.ranks[0]), _agreed_stop(case, a)
+    passed = steps if logs.final or a.outcome == "resized" or agreed else steps[:-1]
     last = set(targets(config)) if config.checkpoint.final else set()
+    last |= agreed
     last |= {step for step in [next_change(config, a.resumed_from_step)] if step}
     return {step for step in passed if step % config.checkpoint.every == 0 or step in last}
+
+
+def _agreed_stop(case: Case, a: Attempt) -> set[int]:
+    """The step after which the ranks of a stopped attempt ended by themselves, if they did: each
+    closed its last span, `idle`, after it. They do so only where they had agreed to stop there.
+    """
+    ends = set[tuple[str, int]]()
+    for rank in range(a.world_size if a.outcome == "stopped" else 0):
+        account, lines = case.spans.of(a.attempt, rank), case.run.logs(a.attempt).ranks.get(rank)
+        if not (account and account.spans and lines and lines.events):
+            return set()
+        span, line = account.spans[-1], lines.events[-1]
+        ends |= {(span.category, span.global_step), ("idle", line.global_step)}
+    return {step for _, step in ends} if len(ends) == 1 else set()
