@@ -102,7 +102,12 @@ COMPOSED: dict[str, tuple[dict[str, object], str, str]] = {
         INVALID,
         "supervision.launcher is 'torchrun' in config.json, 'zygote' in .hydra/config.yaml",
     ),
-    "what is in no id": ({"supervision__grace_s": 3.0}, VALID, ""),
+    "what is in no id": ({"supervision__disk_interval_s": 3.0}, VALID, ""),
+    "another patience": (
+        {"supervision__grace_s": 3.0},
+        UNKNOWN,
+        "supervision.grace_s is '20.0' in config.json, '3.0' in .hydra/config.yaml: which of them",
+    ),
     "a switch as YAML reads it": ({"state_digests": False}, VALID, ""),
 }
 
@@ -123,6 +128,38 @@ def test_a_default_is_no_excuse_for_a_key_that_the_kind_uses(run: RunLayout) -> 
     edit_json(run.config, lambda stored: stored["config"]["failure"].update(rank=0))
     _, _, told = judged(run)
     assert "failure.rank is '0' in config.json, '1' in .hydra/config.yaml" in told
+
+
+def test_a_run_that_goes_on_may_be_more_patient(run: RunLayout) -> None:
+    document = json.loads(run.composed.read_text())
+    document["supervision"]["hang_timeout_s"] = 300.0
+    run.composed.write_text(json.dumps(document))
+    known(run)
+    assert judged(run)[0] == UNKNOWN
+    edit_json(run.supervisor, lambda record: record.update(sessions=[record["sessions"][0]] * 2))
+    assert "supervision.hang_timeout_s" not in "".join((judged(run)[1], *judged(run)[2]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "status"),
+    [
+        ("target_steps=48", UNKNOWN),
+        ("private=true", UNKNOWN),
+        ("+seed=8", UNKNOWN),
+        ("target_steps=24", VALID),
+        ("private=False", VALID),
+        ("++optimizer.weight_decay=5e-4", VALID),
+        ("suite_name=a b", VALID),  # needs Hydra's grammar
+    ],
+)
+def test_a_value_that_was_typed_is_the_composed_one(
+    run: RunLayout, typed: str, status: str
+) -> None:
+    run.overrides.write_text(json.dumps([typed]))
+    known(run)
+    told = judged(run)
+    assert told[0] == status, told
+    assert (f"overrides.yaml says {typed.lstrip('+')}" in told[1]) == (status == UNKNOWN)
 
 
 def test_a_launcher_that_was_not_typed_is_that_of_the_scale(run: RunLayout) -> None:

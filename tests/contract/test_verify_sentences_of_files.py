@@ -190,6 +190,11 @@ RECORDS: dict[str, tuple[Spoil, str, str | None]] = {
         "environment.json is no environment",
         UNKNOWN,
     ),
+    "GPUs without names": (
+        lambda run: edit_json(run.environment, lambda document: document | {"gpus": ["H200"]}),
+        "environment.json has GPUs that are none",
+        UNKNOWN,
+    ),
     "another data set": (
         lambda run: edit_json(run.dataset, lambda document: document | {"name": "cifar10"}),
         "dataset.json is of 'cifar10', config.json of 'fake'",

@@ -53,6 +53,7 @@ from ecrl_cli.verify.fault_plan import _dropped_with_its_step
 from ecrl_cli.verify.recovery_choice import (
     NOT_ACKNOWLEDGED,
     _check_fresh,
+    _check_reason,
     _check_refusals,
     _check_sound,
 )
@@ -982,6 +983,31 @@ def test_a_refused_checkpoint_that_passes_is_told_where_it_must_be_that_one(
     assert notes.finding("").status == status
 
 
+@pytest.mark.parametrize(
+    ("reason", "now", "aside", "status"),
+    [
+        ("b does not match its SHA-256", "b does not match its SHA-256", 1, VALID),
+        ("a does not match its SHA-256", "b does not match its SHA-256", 1, UNKNOWN),
+        ("a does not match its SHA-256", "b does not match its SHA-256", 2, VALID),
+        ("EIO at a", "b does not match its SHA-256", 1, VALID),
+        (NOT_ACKNOWLEDGED, "b does not match its SHA-256", 1, VALID),
+    ],
+)
+def test_the_copy_set_aside_is_refused_for_the_reason_on_record(
+    reason: str, now: str, aside: int, status: str
+) -> None:
+    report = SimpleNamespace(ok=False, layer="hash", reason=now)
+    copies = [SimpleNamespace(path="copy", report=report)] * aside
+    notes = FindingBuilder("it")
+    _check_reason(
+        cast("Any", SimpleNamespace(attempt=1)),
+        Rejected("checkpoints/step_00000006", "hash", reason),
+        cast("Any", copies),
+        notes,
+    )
+    assert notes.finding("", checked=True).status == status
+
+
 def test_what_is_quarantined_is_read_under_its_original_names_and_nothing_else_is(
     tmp_path: Path,
 ) -> None:
@@ -1076,7 +1102,8 @@ def test_what_was_refused_again_before_it_was_set_aside_lies_there_once(
         )
         for number in range(3)
     }
-    aside = SimpleNamespace(path="copy", step=6, report=SimpleNamespace(ok=False))
+    report = SimpleNamespace(ok=False, layer="parts")
+    aside = SimpleNamespace(path="copy", step=6, report=report)
     case = SimpleNamespace(
         quarantined=[aside],
         disk=(),

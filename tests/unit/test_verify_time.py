@@ -219,6 +219,26 @@ def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: R
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kernel": "7.1"}, "the reference ran with kernel not set, this run with '7.1'"),
+        ({"git_revision": "ab"}, "git_revision not set, this run with 'ab'"),
+        ({"memory_bytes": 5}, "memory_bytes not set, this run with '5'"),
+        ({"cpu": {"logical": 64}}, "cpu.logical not set, this run with '64'"),
+        ({"file_system": {"type": "tmpfs"}}, "file_system.type not set, this run with 'tmpfs'"),
+        ({"gpus": [{"name": "H200"}] * 8}, "gpus not set, this run with '8'"),
+        ({"gpus": [{"name": "H200"}] * 8}, "names 8 GPUs, and the checkpoints hold the state of"),
+    ],
+)
+def test_each_difference_from_the_reference_s_machine_is_told(
+    run: RunLayout, changes: dict[str, Any], words: str
+) -> None:
+    edit_json(run.environment, lambda document: document | changes)
+    finding = found(verify_run(run.root), "records-consistent")
+    assert finding.status == VALID and any(words in text for text in finding.evidence), finding
+
+
+@pytest.mark.parametrize(
     ("before", "left"),
     [
         (("compute", "snapshot", "sync"), 0.25),
