@@ -30,9 +30,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     state there, rank 1 another one.
     """
     found = load(build_blk(tmp_path_factory.mktemp("sweep")))
-    found = configured(
-        found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory")
-    )
+    checkpoint = replace(found.stored.config.checkpoint, strategy="in_memory", memory_every=100)
+    found = configured(found, checkpoint=checkpoint)
     told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
     found = ordered(
         attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told),
@@ -104,8 +103,11 @@ def test_what_cannot_be_is_told(records: RunRecords, name: str) -> None:
     assert any(text in line for line in said(spoil(records)))
 
 
-def with_snapshots(records: RunRecords, *steps: int) -> Case:
-    """Rank 0 of attempt 0 booked snapshots of these steps."""
+def with_snapshots(records: RunRecords, *steps: int, every: int = 0) -> Case:
+    """Rank 0 of attempt 0 booked snapshots of these steps; `every`: after which they were due."""
+    checkpoint = records.stored.config.checkpoint
+    checkpoint = replace(checkpoint, memory_every=every or checkpoint.memory_every)
+    records = configured(records, checkpoint=checkpoint)
     spans = tuple(Span("snapshot", 1000.0 + step, 1000.1 + step, 0, step) for step in steps)
     case = Case(records)
     case.__dict__["spans"] = replace(
@@ -134,6 +136,15 @@ def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(
     )
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
     assert newest(with_snapshots(refused, 6, 8)).status == VALID
+
+
+@pytest.mark.parametrize(("steps", "wrong"), [((3, 6), False), ((6,), True)])
+def test_each_snapshot_that_was_due_before_the_last_step_was_taken(
+    records: RunRecords, steps: tuple[int, ...], wrong: bool
+) -> None:
+    told = newest(with_snapshots(records, *steps, every=3))
+    words = "attempt 0 went past step 3, and no span is of its snapshot"
+    assert (words in told.message) == wrong, told
 
 
 def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:

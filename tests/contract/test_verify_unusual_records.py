@@ -748,6 +748,14 @@ def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(
     )
 
 
+def test_a_commit_names_the_one_before_it_where_there_was_one(blk: RunRecords) -> None:
+    case = Case(blk)
+    words = "step_00000024 follows no commit, and checkpoints/step_00000018 was there before"
+    assert not told(no_acknowledged_loss(case), words)
+    case.__dict__["disk"] = tuple(replace(c, previous=None) for c in case.disk)
+    assert told(no_acknowledged_loss(case), words)
+
+
 @pytest.mark.parametrize(
     ("outcome", "category", "due"),
     [("stopped", "idle", True), ("stopped", "compute", False), ("died", "idle", False)],
@@ -762,9 +770,8 @@ def test_a_last_checkpoint_is_due_where_the_ranks_stopped_by_themselves(
         assert account is not None
         last = replace(account.spans[-1], category=category, global_step=9)
         case.spans.accounts[0, rank] = replace(account, spans=(*account.spans, last))
-    finding = checkpoints_accounted(case)
     words = "step 9 of attempt 0 was due and no checkpoint was submitted"
-    assert told(finding, words) == due, finding
+    assert told(checkpoints_accounted(case), words) == due
 
 
 @pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])

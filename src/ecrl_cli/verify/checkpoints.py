@@ -108,6 +108,10 @@ def no_acknowledged_loss(case: Case) -> Finding:
         unsaid = notes.missing if tails_may_be_lost(case, len(case.attempts)) else notes.broken
         if c.report.ok and case.ended and c.report.commit_sha256 not in known:
             unsaid(f"{c.path} is committed on disk and no line acknowledges it")
+        made = case.committed(c)
+        a = case.attempt(made.attempt) if made else None
+        if c.report.ok and c.previous is None and a and a.resumed_from and not kind:
+            notes.missing(f"{c.path} follows no commit, and {a.resumed_from.path} was there before")
         if c.report.ok and c.previous is not None and c.previous not in known:
             unsaid(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if kind and not lost:

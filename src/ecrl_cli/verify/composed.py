@@ -103,11 +103,8 @@ def _check_overrides(case: Case, composed: Any, notes: FindingBuilder) -> None:
     for key, typed in {match[1]: match[2] for match in plain}.items():  # the last one counts
         theirs = scalar_at(composed, key)
         if theirs is not None and str(theirs) != typed and not _alike(theirs, typed):
-            notes.missing(
-                f".hydra/{case.run.layout.overrides.name} says {key}={typed},"
-                f" .hydra/config.yaml {shown(str(theirs))}: which of them the run was made under"
-                " is not known"
-            )
+            where = f".hydra/{case.run.layout.overrides.name} says {key}={typed}"
+            notes.missing(f"{where}, .hydra/config.yaml {shown(str(theirs))}: which is not known")
 
 
 def _compare(key: str, ours: Any, theirs: Any, notes: FindingBuilder) -> None:
@@ -196,9 +193,8 @@ def _words(case: Case) -> list[str]:
         overrides = _loaded(case.run.layout.overrides)
     except _UNREADABLE:
         return []
-    return (
-        [word for word in overrides if isinstance(word, str)] if isinstance(overrides, list) else []
-    )
+    words = overrides if isinstance(overrides, list) else []
+    return [word for word in words if isinstance(word, str)]
 
 
 def _named_by_its_parts(case: Case) -> str | None:

@@ -107,17 +107,16 @@ def _counted(environment: Any) -> Any:
 
 
 def unused_gpus(case: Case) -> tuple[str, ...]:
-    """One line if environment.json names GPUs that `device=auto` did not take, by the generators in
-    the checkpoints. Evidence only: torch may have seen none of those that nvidia-smi shows.
+    """One line if environment.json names GPUs, and checkpoints made under `device=auto` have a
+    CPU's generators. Evidence only: torch may not see what nvidia-smi shows.
     """
     gpus = scalar_at(_counted(_environment(case.run.layout.environment)), "gpus")
-    saved = [set(tensor_digests(c.report.manifest)) for c in case.disk if c.report.manifest]
-    generators = {name for names in saved for name in names if name.startswith("rng.")}
-    on_cpu = generators and not any(name.endswith(".cuda") for name in generators)
-    if not gpus or case.run.stored.config.device != "auto" or not on_cpu:
+    manifests = [c.report.manifest for c in case.disk if c.report.manifest]
+    drawn = {name for each in manifests for name in tensor_digests(each) if name[:4] == "rng."}
+    on_cpu = drawn and not any(name.endswith(".cuda") for name in drawn)
+    if not (gpus and on_cpu and case.run.stored.config.device == "auto"):
         return ()
-    named = plural(int(gpus), "GPU")
-    return (f"environment.json names {named}, and the checkpoints hold the state of a CPU",)
+    return (f"environment.json names {gpus} GPUs, and the checkpoints hold the state of a CPU",)
 
 
 def _kernels(environment: Any) -> Iterator[str]:

@@ -239,14 +239,9 @@ def _check_reason(
     is the content that fails, whose reason names no folder of a machine.
     """
     report = aside[0].report if len(aside) == 1 else None
-    if (
-        report
-        and not report.ok
-        and report.layer in _OF_CONTENT
-        and rejected.reason != NOT_ACKNOWLEDGED
-        and not _NOT_REPEATABLE.search(rejected.reason)
-        and (report.layer, report.reason) != (rejected.layer, rejected.reason)
-    ):
+    again = rejected.reason != NOT_ACKNOWLEDGED and not _NOT_REPEATABLE.search(rejected.reason)
+    by_content = report and not report.ok and report.layer in _OF_CONTENT
+    if report and by_content and again and report.reason != rejected.reason:
         notes.missing(
             f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}),"
             f" and {aside[0].path} is refused for another reason ({report.layer}: {report.reason})"

@@ -16,7 +16,7 @@ from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import committed_as, lines_of_step
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
 from ecrl_cli.verify.saved_states import component_names
 from ecrl_cli.verify.state_consistent import as_components, differing_components
@@ -256,9 +256,8 @@ def _before_dropped(case: Case, a: Attempt, origin: int) -> dict[str, str]:
     digest tells.
     """
     last = a.resumed_from_step - 1
-    logs = case.run.logs(a.continues) if a.continues is not None else None
-    began = logs.restored.get(origin) if logs else None
     held = _logged(case, a.continues, last).get(origin, {})
+    began = case.run.logs(a.continues).restored.get(origin) if a.continues is not None else None
     if not held and began and began.global_step == last:
         held = as_components(began.state)
     return {name: value for name, value in held.items() if name not in ("optimizer", "train")}
@@ -269,20 +268,15 @@ def _check_carried(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> 
     are on record.
     """
     origin = a.origins[rank] if rank < len(a.origins) and rank not in a.joined else -1
-    reports = (
-        case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
-    )
-    held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
-    compared = False
-    for report in reports.events if reports else ():
-        if held and report.state_digest:
-            compared = True
-            if report.state_digest != held.state_digest:
-                notes.broken(
-                    f"attempt {a.attempt} rank {rank} began with another state than it left attempt"
-                    f" {a.continues} with"
-                )
-    return compared
+    logs = case.run.logs(a.continues) if a.continues is not None else None
+    report = logs.survivor_reports.get(origin) if logs else None
+    told = {each.state_digest for each in report.events if each.state_digest} if report else set()
+    if told - {case.run.logs(a.attempt).restored[rank].state_digest}:
+        notes.broken(
+            f"attempt {a.attempt} rank {rank} began with another state than it left attempt"
+            f" {a.continues} with"
+        )
+    return bool(told)
 
 
 def _source(a: Attempt) -> str:

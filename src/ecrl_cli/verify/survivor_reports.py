@@ -317,10 +317,10 @@ def _check_lost_in_forward(
         if entry.moment == "backward":
             given = max(1, math.ceil(entry.share * layers))
             if given < layers and all_used and not lost.get(fired.rank):
+                who = f"rank {fired.rank} was hit in step {step} of attempt {a.attempt}"
                 notes.broken(
-                    f"rank {fired.rank} was hit in step {step} of attempt {a.attempt}, after"
-                    f" {entry.share:.0%} of its gradients, and others finished the step: they do"
-                    " not report that its samples are lost on any layer"
+                    f"{who}, after {entry.share:.0%} of its gradients, and others finished the"
+                    " step: they do not report that its samples are lost on any layer"
                 )
         elif entry.moment == "forward" and not 0 < layers == len(lost.get(fired.rank, ())):
             who = (
