@@ -103,11 +103,8 @@ def test_what_cannot_be_is_told(records: RunRecords, name: str) -> None:
     assert any(text in line for line in said(spoil(records)))
 
 
-def with_snapshots(records: RunRecords, *steps: int, every: int = 0) -> Case:
-    """Rank 0 of attempt 0 booked snapshots of these steps; `every`: after which they were due."""
-    checkpoint = records.stored.config.checkpoint
-    checkpoint = replace(checkpoint, memory_every=every or checkpoint.memory_every)
-    records = configured(records, checkpoint=checkpoint)
+def with_snapshots(records: RunRecords, *steps: int) -> Case:
+    """Rank 0 of attempt 0 booked snapshots of these steps."""
     spans = tuple(Span("snapshot", 1000.0 + step, 1000.1 + step, 0, step) for step in steps)
     case = Case(records)
     case.__dict__["spans"] = replace(
@@ -142,9 +139,9 @@ def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(
 def test_each_snapshot_that_was_due_before_the_last_step_was_taken(
     records: RunRecords, steps: tuple[int, ...], wrong: bool
 ) -> None:
-    told = newest(with_snapshots(records, *steps, every=3))
-    words = "attempt 0 went past step 3, and no span is of its snapshot"
-    assert (words in told.message) == wrong, told
+    checkpoint = replace(records.stored.config.checkpoint, memory_every=3)
+    told = newest(with_snapshots(configured(records, checkpoint=checkpoint), *steps))
+    assert ("attempt 0 went past step 3, and no span is of its snapshot" in str(told)) == wrong
 
 
 def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:

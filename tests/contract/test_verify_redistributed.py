@@ -269,9 +269,7 @@ def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(
 def test_generators_are_taken_back_with_the_step_that_was_dropped(
     skipped: RunLayout, number: int, rank: int, held: str
 ) -> None:
-    """Rank 2 logs them after step 8 and drops step 9; it is rank 1 of those that drop step 10 as
-    their first, of whom rank 0 says what it began with. Both are compared all the same.
-    """
+    """Rank 2 logs them after step 8 and drops step 9; rank 0 drops step 10, its attempt's first."""
 
     def began(number: int, rank: int, rng: str) -> RestoredState:
         state = RankState(rank, *(digest * 64 for digest in ("c", "d", "e", rng, "f")))

@@ -990,8 +990,7 @@ def test_the_copy_set_aside_is_refused_for_the_reason_on_record(reason: str, asi
     copies = cast("Any", [SimpleNamespace(path="copy", report=report)] * aside)
     notes, refused = FindingBuilder("it"), Rejected("checkpoints/step_00000006", "hash", reason)
     _check_reason(cast("Any", SimpleNamespace(attempt=1)), refused, copies, notes)
-    wrong = aside == 1 and reason == "a is damaged"
-    assert (notes.finding("").status == UNKNOWN) == wrong
+    assert (notes.finding("").status == UNKNOWN) == ((aside, reason) == (1, "a is damaged"))
 
 
 def test_what_is_quarantined_is_read_under_its_original_names_and_nothing_else_is(

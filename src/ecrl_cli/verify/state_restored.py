@@ -251,9 +251,8 @@ def _of_survivors(case: Case, a: Attempt, rank: int) -> dict[str, str]:
 
 
 def _before_dropped(case: Case, a: Attempt, origin: int) -> dict[str, str]:
-    """What the rank `origin` of the attempt before held ahead of the step that it dropped last: a
-    step that is dropped changes the place in the data and the learning rate alone. Empty where no
-    digest tells.
+    """What the rank `origin` of the attempt before held ahead of the step that it dropped last, but
+    for the place in the data and the learning rate. Empty where no digest tells.
     """
     last = a.resumed_from_step - 1
     held = _logged(case, a.continues, last).get(origin, {})
