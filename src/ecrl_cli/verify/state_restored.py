@@ -251,7 +251,7 @@ def _of_survivors(case: Case, a: Attempt, rank: int) -> dict[str, str]:
 
 
 def _before_dropped(case: Case, a: Attempt, origin: int) -> dict[str, str]:
-    """What the rank `origin` of the attempt before held ahead of the step that it dropped last, but
+    """The state of rank `origin` of the attempt before ahead of the step that it dropped last, but
     for the place in the data and the learning rate. Empty where no digest tells.
     """
     last = a.resumed_from_step - 1
