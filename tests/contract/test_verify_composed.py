@@ -102,7 +102,7 @@ COMPOSED: dict[str, tuple[dict[str, object], str, str]] = {
         INVALID,
         "supervision.launcher is 'torchrun' in config.json, 'zygote' in .hydra/config.yaml",
     ),
-    "what is in no id": ({"supervision__grace_s": 3.0}, VALID, ""),
+    "what is in no id": ({"supervision__disk_interval_s": 3.0}, VALID, ""),
     "a switch as YAML reads it": ({"state_digests": False}, VALID, ""),
 }
 
@@ -123,6 +123,28 @@ def test_a_default_is_no_excuse_for_a_key_that_the_kind_uses(run: RunLayout) -> 
     edit_json(run.config, lambda stored: stored["config"]["failure"].update(rank=0))
     _, _, told = judged(run)
     assert "failure.rank is '0' in config.json, '1' in .hydra/config.yaml" in told
+
+
+def test_a_run_that_goes_on_may_be_more_patient(run: RunLayout) -> None:
+    edit_json(run.composed, lambda document: document["supervision"].update(hang_timeout_s=300.0))
+    known(run)
+    words = "supervision.hang_timeout_s is '30.0' in config.json, '300.0' in .hydra/config.yaml"
+    assert words in judged(run)[1] and judged(run)[0] == UNKNOWN
+    edit_json(run.supervisor, lambda record: record.update(sessions=record["sessions"] * 2))
+    assert "supervision.hang_timeout_s" not in str(judged(run))
+
+
+AS_COMPOSED = ("target_steps=24", "++private=False", "optimizer.weight_decay=5e-4")
+
+
+@pytest.mark.parametrize("typed", [*AS_COMPOSED, "suite_name=a b", "target_steps=48", "+seed=8"])
+def test_a_value_that_was_typed_is_the_composed_one(run: RunLayout, typed: str) -> None:
+    """What needs Hydra's grammar is left alone."""
+    run.overrides.write_text(json.dumps([typed]))
+    known(run)
+    wrong = typed in ("target_steps=48", "+seed=8")
+    status, message, _ = judged(run)
+    assert (status == UNKNOWN) == wrong and ("overrides.yaml says" in message) == wrong
 
 
 def test_a_launcher_that_was_not_typed_is_that_of_the_scale(run: RunLayout) -> None:

@@ -30,9 +30,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     state there, rank 1 another one.
     """
     found = load(build_blk(tmp_path_factory.mktemp("sweep")))
-    found = configured(
-        found, checkpoint=replace(found.stored.config.checkpoint, strategy="in_memory")
-    )
+    checkpoint = replace(found.stored.config.checkpoint, strategy="in_memory", memory_every=100)
+    found = configured(found, checkpoint=checkpoint)
     told: dict[str, Any] = {"continues": 0, "memory": "snapshot", "snapshot_sha256": SHA}
     found = ordered(
         attempts(found, 1, resumed_from=None, snapshot_state=STATE, **told),
@@ -134,6 +133,15 @@ def test_the_newest_snapshot_is_gone_on_with_or_its_refusal_is_on_record(
     )
     refused = attempts(records, 1, forgone=(SkippedSnapshot(8, 0, "holds a NaN"),))
     assert newest(with_snapshots(refused, 6, 8)).status == VALID
+
+
+@pytest.mark.parametrize(("steps", "wrong"), [((3, 6), False), ((6,), True)])
+def test_each_snapshot_that_was_due_before_the_last_step_was_taken(
+    records: RunRecords, steps: tuple[int, ...], wrong: bool
+) -> None:
+    checkpoint = replace(records.stored.config.checkpoint, memory_every=3)
+    told = newest(with_snapshots(configured(records, checkpoint=checkpoint), *steps))
+    assert ("attempt 0 went past step 3, and no span is of its snapshot" in str(told)) == wrong
 
 
 def refused(records: RunRecords, step: int, of: int = 0, by: int = 1) -> RunRecords:

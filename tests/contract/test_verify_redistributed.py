@@ -16,10 +16,15 @@ from ecrl_cli.config.schema import ElasticConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.state_digests import RankState, RestoredState
+from ecrl_cli.verify.state_consistent import as_components
+from ecrl_cli.verify.state_restored import state_restored
 from ecrl_cli.verify.verdict import INVALID, VALID, render
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
+from tests.runs.changed import left, rank_line
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import FAILURES, ONCE, STATE, TRAJECTORY
 from tests.runs.survived import (
@@ -257,3 +262,23 @@ def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(
     assert "rank 2 of attempt 0 left with another state than it logged after step 8" in "\n".join(
         (finding.message, *finding.evidence)
     )
+
+
+@pytest.mark.parametrize("held", ["a", "b"])
+@pytest.mark.parametrize(("number", "rank"), [(1, 1), (2, 0)])
+def test_generators_are_taken_back_with_the_step_that_was_dropped(
+    skipped: RunLayout, number: int, rank: int, held: str
+) -> None:
+    """Rank 2 logs them after step 8 and drops step 9; rank 0 drops step 10, its attempt's first."""
+
+    def began(number: int, rank: int, rng: str) -> RestoredState:
+        state = RankState(rank, *(digest * 64 for digest in ("c", "d", "e", rng, "f")))
+        return RestoredState(number, 8 + number, state, "ab" * 32)
+
+    records = rank_line(load(skipped), 0, 2, 8, components=as_components(began(0, 2, "a").state))
+    records = left(records, 1, restored={each: began(1, each, "a") for each in (0, 1)})
+    there = records.logs(number).restored | {rank: began(number, rank, held)}
+    finding = state_restored(Case(left(records, number, restored=there)))
+    text = f"attempt {number} rank {rank} began with other rng than the ranks that outlived attempt"
+    assert (text in finding.message) == (held == "b"), finding
+    assert held == "b" or finding.message.startswith(f"{number + 1} times a rank held"), finding

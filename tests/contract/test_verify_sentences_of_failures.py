@@ -431,6 +431,12 @@ SURVIVORS: dict[str, Row] = {
         lambda found: lost_line(found, 0, effect="x"),
         "logs/attempt-00/ledger_rank0.jsonl: 'x' is not an effect",
     ),
+    "a cause that is another recovery": Row(
+        exactly_once,
+        "lossy",
+        lambda found: lost_line(found, -1, cause="skip"),
+        "the lost-samples record of attempt 0 has the cause 'skip', recovery=lossy_forward",
+    ),
     "two lost records": Row(
         exactly_once,
         "lossy",

@@ -105,6 +105,11 @@ FOLDER: dict[str, tuple[Spoil, str, str | None]] = {
         "latest.json is no pointer to a checkpoint and its step",
         INVALID,
     ),
+    "what a save left": (
+        lambda run: (run.checkpoints / ".stage_00000012.1.0a0b0c0d").mkdir(),
+        "checkpoints/.stage_00000012.1.0a0b0c0d is there, of a save that had ended",
+        UNKNOWN,
+    ),
     "a fencing file of no attempt": (lease(), f"checkpoints/{LEASE} names no attempt", INVALID),
     "a fencing file that is true": (
         lease(attempt=True),
@@ -188,6 +193,11 @@ RECORDS: dict[str, tuple[Spoil, str, str | None]] = {
     "an environment without packages": (
         lambda run: run.environment.write_text("{}"),
         "environment.json is no environment",
+        UNKNOWN,
+    ),
+    "GPUs without names": (
+        lambda run: edit_json(run.environment, lambda document: document | {"gpus": ["H200"]}),
+        "environment.json has GPUs that are none",
         UNKNOWN,
     ),
     "another data set": (

@@ -177,6 +177,15 @@ ROWS: dict[str, Row] = {
         "the save of step 12 in attempt 1 was committed with no bytes",
         right=(of(1, "committed", 12, bytes=0, reason=LEFT_WHOLE, **WRITTEN),),
     ),
+    "committed in another attempt than the manifest's": Row(
+        checkpoints_accounted,
+        "blk",
+        of(2, "committed", 24, attempt=1),
+        "step 24 was committed in attempt 1, the manifest of checkpoints/step_00000024 says"
+        " attempt 2",
+        None,
+        right=(of(2, "committed", 24, attempt=1, reason=FOUND),),
+    ),
     "other bytes than submitted": Row(
         checkpoints_accounted,
         "blk",

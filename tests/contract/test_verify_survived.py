@@ -13,15 +13,20 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.config.schema import DdpConfig
+from ecrl_cli.history.load import load
 from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.trajectory import NOT_SHOWN
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import said
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
+from tests.runs.changed import configured
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear
 from tests.runs.spoilt import FAILURES, NO_BAD, ONCE, RECORDS, TRAJECTORY, Spoil, attempts
 from tests.runs.survived import (
@@ -141,6 +146,18 @@ def test_attempts_that_go_on_with_themselves_or_in_thousands_are_followed_once()
     assert was_stopped((*chain, Attempt(4096, 2, outcome="stopped", continues=4095)), chain[0])
 
 
+@pytest.mark.parametrize(("share", "unused"), [("", False), ("/0.9", False), ("", True)])
+def test_one_that_died_with_a_share_of_its_gradients_gave_not_all(
+    share: str, unused: bool, tmp_path: Path
+) -> None:
+    """Of three layers, two or all; where layers may be unused, two may be all that there are."""
+    death = Death(9, first=(2,), spares=1, moment=f"backward{share}")
+    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (death,)).build()
+    records = configured(load(run), ddp=DdpConfig(find_unused_parameters=unused))
+    words = "hit in step 9 of attempt 0, after 50% of its gradients, and others finished the step"
+    assert (words in str(exactly_once(Case(records)))) == (not share and not unused)
+
+
 @pytest.mark.parametrize("logged", [True, False])
 def test_one_that_died_with_nothing_owed_needs_no_lost_samples_record(
     tmp_path: Path, logged: bool
@@ -150,7 +167,7 @@ def test_one_that_died_with_nothing_owed_needs_no_lost_samples_record(
     run = SurvivedBuilder(
         tmp_path / "lossy",
         LOSSY,
-        (Death(9, first=(2,), spares=1, logged=logged),),
+        (Death(9, first=(2,), spares=1, logged=logged, moment="backward/1"),),
         planned=not logged,
     ).build()
     verdict = verify_run(run.root)

@@ -53,6 +53,7 @@ from ecrl_cli.verify.fault_plan import _dropped_with_its_step
 from ecrl_cli.verify.recovery_choice import (
     NOT_ACKNOWLEDGED,
     _check_fresh,
+    _check_reason,
     _check_refusals,
     _check_sound,
 )
@@ -982,6 +983,16 @@ def test_a_refused_checkpoint_that_passes_is_told_where_it_must_be_that_one(
     assert notes.finding("").status == status
 
 
+@pytest.mark.parametrize("reason", ["b is damaged", "a is damaged", "EIO at a", NOT_ACKNOWLEDGED])
+@pytest.mark.parametrize("aside", [1, 2])
+def test_the_copy_set_aside_is_refused_for_the_reason_on_record(reason: str, aside: int) -> None:
+    report = SimpleNamespace(ok=False, layer="hash", reason="b is damaged")
+    copies = cast("Any", [SimpleNamespace(path="copy", report=report)] * aside)
+    notes, refused = FindingBuilder("it"), Rejected("checkpoints/step_00000006", "hash", reason)
+    _check_reason(cast("Any", SimpleNamespace(attempt=1)), refused, copies, notes)
+    assert (notes.finding("").status == UNKNOWN) == ((aside, reason) == (1, "a is damaged"))
+
+
 def test_what_is_quarantined_is_read_under_its_original_names_and_nothing_else_is(
     tmp_path: Path,
 ) -> None:
@@ -1076,7 +1087,8 @@ def test_what_was_refused_again_before_it_was_set_aside_lies_there_once(
         )
         for number in range(3)
     }
-    aside = SimpleNamespace(path="copy", step=6, report=SimpleNamespace(ok=False))
+    report = SimpleNamespace(ok=False, layer="parts")
+    aside = SimpleNamespace(path="copy", step=6, report=report)
     case = SimpleNamespace(
         quarantined=[aside],
         disk=(),

@@ -748,6 +748,30 @@ def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(
     )
 
 
+def test_a_commit_names_the_one_before_it_where_there_was_one(blk: RunRecords) -> None:
+    case = Case(blk)
+    words = "step_00000024 follows no commit, and checkpoints/step_00000018 was there before"
+    assert not told(no_acknowledged_loss(case), words)
+    case.__dict__["disk"] = tuple(replace(c, previous=None) for c in case.disk)
+    assert told(no_acknowledged_loss(case), words)
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "died"])
+@pytest.mark.parametrize("category", ["idle", "compute"])
+def test_a_last_checkpoint_is_due_where_the_ranks_stopped_by_themselves(
+    blk: RunRecords, outcome: str, category: str
+) -> None:
+    """As both do that were asked to stop after step 9, and no rank that is killed."""
+    case = Case(attempts(blk, 0, outcome=outcome))
+    for rank in (0, 1):
+        account = case.spans.of(0, rank)
+        assert account is not None
+        last = replace(account.spans[-1], category=category, global_step=9)
+        case.spans.accounts[0, rank] = replace(account, spans=(*account.spans, last))
+    due = told(checkpoints_accounted(case), "step 9 of attempt 0 was due and no checkpoint was")
+    assert due == ((outcome, category) == ("stopped", "idle"))
+
+
 @pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])
 def test_what_a_killed_session_recorded_is_dated_before_the_next_launch_of_its_boot(
     bereft: RunRecords, boot: str, bounded: bool

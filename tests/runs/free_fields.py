@@ -100,11 +100,6 @@ FREE = (
         " written with it",
     ),
     Free(
-        r"dataset\.json (classes|shape(\.\*)?)",
-        "shown only; compared with the reference's, which these lack",
-        r"(ref|replicas-ref|forward) .*",
-    ),
-    Free(
         r"supervisor\.json sessions\.\*\.code",
         "a later session may run other code: told beside the verdict",
         r"supervisor .* sessions\.1\..*",

@@ -38,7 +38,7 @@ class Death:
     one's `first` on (2: they had given all they had).
 
     `spares`: how many of their places are taken. `logged`: whether the dead got to log the step.
-    `all_anew`: nobody outlives it.
+    `all_anew`: nobody outlives it. `moment`: of the planned failure.
     """
 
     step: int
@@ -47,6 +47,7 @@ class Death:
     spares: int = 0
     logged: bool = False
     all_anew: bool = False
+    moment: str = "backward"
 
 
 def who(death: Death) -> str:
@@ -81,7 +82,7 @@ class SurvivedBuilder(RunBuilder):
             ),
         )
         entries = (
-            *(f"kill@{d.step}.backward:{who(d)}" for d in deaths if planned),
+            *(f"kill@{d.step}.{d.moment}:{who(d)}" for d in deaths if planned),
             *more.pop("unmet", ()),
         )
         config = replace(

@@ -218,6 +218,24 @@ def test_another_machine_than_the_reference_s_is_told_and_changes_nothing(run: R
     )
 
 
+def test_each_difference_from_the_reference_s_machine_is_told(run: RunLayout) -> None:
+    other = {"kernel": "7.1", "git_revision": "ab", "memory_bytes": 5, "gpus": [{}] * 8}
+    other |= {"cpu": {"logical": 64}, "file_system": {"type": "tmpfs"}}
+    edit_json(run.environment, lambda document: document | other)
+    finding = found(verify_run(run.root), "records-consistent")
+    for name in [
+        "kernel",
+        "git_revision",
+        "memory_bytes",
+        "gpus",
+        "cpu.logical",
+        "file_system.type",
+    ]:
+        assert f"the reference ran with {name} not set, this run with" in str(finding)
+    assert "names 8 GPUs, and the checkpoints hold the state of a CPU" in str(finding)
+    assert finding.status == VALID
+
+
 @pytest.mark.parametrize(
     ("before", "left"),
     [

@@ -310,6 +310,13 @@ def _check_newest(case: Case, a: Attempt, notes: FindingBuilder) -> None:
         for span in (account.spans if account else ())
         if span.category == "snapshot"
     ]
+    config, lines = case.run.stored.config, case.run.logs(before.attempt).ranks.get(0)
+    passed = steps_of(lines)[:-1] if lines and account else []
+    due = {step for step in passed if step % config.checkpoint.memory_every == 0}
+    if untaken := sorted(due - set(taken)):
+        notes.broken(
+            f"attempt {before.attempt} went past step {untaken[0]}, and no span is of its snapshot"
+        )
     newest = max((step for step in taken if step > before.resumed_from_step), default=0)
     refused = {(each.attempt, each.global_step) for each in a.forgone}
     if newest > a.resumed_from_step and (before.attempt, newest) not in refused:

@@ -7,11 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STEP_NAME
+from ecrl_cli.checkpoint.format.names import LATEST, LATEST_OK, LEASE, STAGE_PREFIX, STEP_NAME
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.events import CheckpointLine
 from ecrl_cli.records.safe_read import parsed, read_whole
+from ecrl_cli.verify.disk_state import names_in
 from ecrl_cli.verify.rank_spans import APART_S
 from ecrl_cli.verify.retention import step_of
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -74,6 +75,10 @@ def _check_names(case: Case, notes: FindingBuilder) -> None:
         line.global_step for line in checkpoint_events(case.run) if line.event in ("failed", "lost")
     }
     _check_superfluous(case, failed, notes)
+    # each attempt removes what others left, and each save its own
+    left = [name for name in names_in(case.run) if name.startswith(STAGE_PREFIX)]
+    if left and case.completed and not writer_died(case):
+        notes.missing(f"checkpoints/{left[0]} is there, of a save that had ended")
     for c in case.disk:
         if c.step in history.end.retired and not lost_power(case):
             notes.broken(
@@ -116,8 +121,8 @@ def _check_superfluous(case: Case, failed: set[int], notes: FindingBuilder) -> N
 
 
 def _check_sizes(case: Case, notes: FindingBuilder) -> None:
-    """The manifest has as many bytes as were submitted and committed, if the journal line is of the
-    checkpoint on disk.
+    """The manifest has the attempt that committed it, and as many bytes as were submitted and
+    committed, if the journal line is of the checkpoint on disk.
     """
     submitted = {
         (line.attempt, line.global_step): line.bytes
@@ -133,6 +138,11 @@ def _check_sizes(case: Case, notes: FindingBuilder) -> None:
             or line.commit_sha256 != c.report.commit_sha256
         ):
             continue
+        if line.reason is None and c.report.manifest.attempt != line.attempt:
+            notes.broken(
+                f"step {c.step} was committed in attempt {line.attempt}, the manifest of {c.path}"
+                f" says attempt {c.report.manifest.attempt}"
+            )
         size = sum(part.bytes for part in c.report.manifest.parts.values())
         recorded = {"submitted": submitted.get((line.attempt, c.step), 0), "committed": line.bytes}
         for event, count in recorded.items():

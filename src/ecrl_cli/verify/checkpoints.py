@@ -108,6 +108,10 @@ def no_acknowledged_loss(case: Case) -> Finding:
         unsaid = notes.missing if tails_may_be_lost(case, len(case.attempts)) else notes.broken
         if c.report.ok and case.ended and c.report.commit_sha256 not in known:
             unsaid(f"{c.path} is committed on disk and no line acknowledges it")
+        made = case.committed(c)
+        a = case.attempt(made.attempt) if made else None
+        if c.report.ok and c.previous is None and a and a.resumed_from and not kind:
+            notes.missing(f"{c.path} follows no commit, and {a.resumed_from.path} was there before")
         if c.report.ok and c.previous is not None and c.previous not in known:
             unsaid(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if kind and not lost:
@@ -218,8 +222,23 @@ def _due(case: Case, a: Attempt) -> set[int]:
     config, logs = case.run.stored.config, case.run.logs(a.attempt)
     if not strategy_of(config).saves or 0 not in logs.ranks:
         return set()
-    steps = steps_of(logs.ranks[0])
-    passed = steps if logs.final or a.outcome == "resized" else steps[:-1]
+    steps, agreed = steps_of(logs.ranks[0]), _agreed_stop(case, a)
+    passed = steps if logs.final or a.outcome == "resized" or agreed else steps[:-1]
     last = set(targets(config)) if config.checkpoint.final else set()
+    last |= agreed
     last |= {step for step in [next_change(config, a.resumed_from_step)] if step}
     return {step for step in passed if step % config.checkpoint.every == 0 or step in last}
+
+
+def _agreed_stop(case: Case, a: Attempt) -> set[int]:
+    """The step after which the ranks of a stopped attempt ended by themselves, if they did: each
+    closed its last span, `idle`, after it. They do so only where they had agreed to stop there.
+    """
+    ends = set[tuple[str, int]]()
+    for rank in range(a.world_size if a.outcome == "stopped" else 0):
+        account, lines = case.spans.of(a.attempt, rank), case.run.logs(a.attempt).ranks.get(rank)
+        if not (account and account.spans and lines and lines.events):
+            return set()
+        span, line = account.spans[-1], lines.events[-1]
+        ends |= {(span.category, span.global_step), ("idle", line.global_step)}
+    return {step for _, step in ends} if len(ends) == 1 else set()

@@ -37,6 +37,12 @@ _NAMES = ("suite_name", "scale.name", "scale.steps", "scale.batch", "scale.width
 # as configured if the scale's factor is 1
 _SCALED = {"target_steps": "steps", "global_batch": "batch", "model.width": "width"}
 NOT_COMPOSED = "what Hydra composed is not on record: config.json alone says how the run was made"
+# how patient the supervisor was: part of no id, so that later sessions may have others
+_PATIENCE = tuple(
+    f"supervision.{name}"
+    for name in ("hang_timeout_s", "hang_factor", "start_timeout_s", "grace_s", "writer_grace_s")
+)
+_PLAIN = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=([\w.+-]+)")  # an override that needs no grammar
 _TIMES = ("steps", "entries", "mtbf_steps")  # of a failure plan: shortened with the run
 
 
@@ -62,6 +68,7 @@ def check_composed(case: Case, notes: FindingBuilder) -> None:
         )
     stored = read_json(layout.config)["config"]
     _check_names(case, stored, composed, notes)
+    _check_overrides(case, composed, notes)
     for key in (*_as_typed(stored), *_unscaled(case.run.stored.config)):
         _compare(key, scalar_at(stored, key), _resolved(composed, key), notes)
     _check_launcher(case, composed, notes)
@@ -77,7 +84,8 @@ def not_composed(case: Case) -> tuple[str, ...]:
 
 def _check_names(case: Case, stored: Any, composed: Any, notes: FindingBuilder) -> None:
     named = _named_by_its_parts(case)
-    for key in _NAMES:
+    alone = len(case.run.sessions) == 1  # then config.json and .hydra are of the same command
+    for key in (*_NAMES, *(_PATIENCE if alone else ())):
         theirs, where = (
             (named, f"by .hydra/{case.run.layout.overrides.name}")
             if named and key == "suite_name"
@@ -87,6 +95,16 @@ def _check_names(case: Case, stored: Any, composed: Any, notes: FindingBuilder) 
         if None not in (ours, theirs) and not _alike(ours, theirs):
             text = f"{_differs(key, ours, theirs)} {where}"
             notes.missing(f"{text}: which of them the run was made under is not known")
+
+
+def _check_overrides(case: Case, composed: Any, notes: FindingBuilder) -> None:
+    """Each plain value that was typed is the composed one: Hydra writes both files at once."""
+    plain = (match for word in _words(case) if (match := _PLAIN.fullmatch(word)))
+    for key, typed in {match[1]: match[2] for match in plain}.items():  # the last one counts
+        theirs = scalar_at(composed, key)
+        if theirs is not None and str(theirs) != typed and not _alike(theirs, typed):
+            where = f".hydra/{case.run.layout.overrides.name} says {key}={typed}"
+            notes.missing(f"{where}, .hydra/config.yaml {shown(str(theirs))}: which is not known")
 
 
 def _compare(key: str, ours: Any, theirs: Any, notes: FindingBuilder) -> None:
@@ -166,12 +184,17 @@ def _plain(value: Any) -> Any:
 
 def _typed(case: Case) -> set[str]:
     """The keys and groups of .hydra/overrides.yaml; empty if they are not on record."""
+    return {word.partition("=")[0].lstrip("+") for word in _words(case)}
+
+
+def _words(case: Case) -> list[str]:
+    """The overrides as typed; empty if they are not on record."""
     try:
         overrides = _loaded(case.run.layout.overrides)
     except _UNREADABLE:
-        return set()
+        return []
     words = overrides if isinstance(overrides, list) else []
-    return {word.partition("=")[0].lstrip("+") for word in words if isinstance(word, str)}
+    return [word for word in words if isinstance(word, str)]
 
 
 def _named_by_its_parts(case: Case) -> str | None:
@@ -219,6 +242,8 @@ def _alike(ours: Any, theirs: Any) -> bool:
     """Equality in which text that reads as a number or switch equals it: YAML reads 1e-6 as text,
     and `true` as no text.
     """
+    if isinstance(ours, bool) and isinstance(theirs, str):
+        return str(ours).lower() == str(theirs).lower()
     if isinstance(ours, (int, float)) and isinstance(theirs, str):
         try:
             return float(theirs) == float(ours)

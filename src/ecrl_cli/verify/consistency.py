@@ -16,7 +16,7 @@ from ecrl_cli.verify.configuration import check_configuration
 from ecrl_cli.verify.continuation import check_continuations, continued
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.evaluations import check_evaluations
-from ecrl_cli.verify.labels import check_labels, other_code, other_environment
+from ecrl_cli.verify.labels import check_labels, other_code, other_environment, unused_gpus
 from ecrl_cli.verify.metrics_cache import check_metrics
 from ecrl_cli.verify.optional_files import check_optional_files, unexplained
 from ecrl_cli.verify.supervisor_record import check_supervisor_record
@@ -61,6 +61,7 @@ def records_consistent(case: Case) -> Finding:
             *(unexplained(case) if notes.clean else ()),
             *other_code(case),
             *other_environment(case),
+            *unused_gpus(case),
         ],
     )
 

@@ -11,11 +11,18 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from ecrl_cli.checkpoint.format.train_document import tensor_digests
 from ecrl_cli.errors import RecordError, plural, shown
 from ecrl_cli.records.journal import read_json
 from ecrl_cli.verify.composed import check_composed, scalar_at
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
+
+# of environment.json, held against the reference's
+_COMPARED = (
+    *("source_sha256", "git_revision", "packages.torch", "machine", "kernel", "cpu.model"),
+    *("cpu.logical", "cpu.physical", "memory_bytes", "gpus", "file_system.type"),
+)
 
 
 def check_labels(case: Case, notes: FindingBuilder) -> None:
@@ -52,6 +59,9 @@ def _check_environment(case: Case, notes: FindingBuilder) -> None:
     if not isinstance(environment, Mapping) or not isinstance(environment.get("packages"), Mapping):
         notes.missing("environment.json is no environment")
         return
+    gpus = environment.get("gpus", [])
+    if not isinstance(gpus, list) or not all(isinstance(gpu, Mapping) for gpu in gpus):
+        notes.missing("environment.json has GPUs that are none: each is to have a name of its own")
     _check_source(case, environment.get("source_sha256"), notes)
 
 
@@ -74,11 +84,11 @@ def other_environment(case: Case) -> tuple[str, ...]:
     if case.reference is None:
         return ()
     ours, theirs = (
-        _environment(case.run.layout.environment),
-        _environment(case.reference.layout.environment),
+        _counted(_environment(case.run.layout.environment)),
+        _counted(_environment(case.reference.layout.environment)),
     )
     kernels = sorted({name for environment in (ours, theirs) for name in _kernels(environment)})
-    names = ("source_sha256", "packages.torch", "machine", "cpu.model", *kernels)
+    names = (*_COMPARED, *kernels)
     differing = [
         (name, scalar_at(ours, name), scalar_at(theirs, name))
         for name in names
@@ -88,6 +98,25 @@ def other_environment(case: Case) -> tuple[str, ...]:
         f"the reference ran with {name} {_value(there)}, this run with {_value(here)}"
         for name, here, there in differing
     )
+
+
+def _counted(environment: Any) -> Any:
+    """The environment with the number of its GPUs in place of them."""
+    gpus = environment.get("gpus") if isinstance(environment, Mapping) else None
+    return {**environment, "gpus": len(gpus)} if isinstance(gpus, list) else environment
+
+
+def unused_gpus(case: Case) -> tuple[str, ...]:
+    """One line if environment.json names GPUs, and checkpoints made under `device=auto` have a
+    CPU's generators. Evidence only: torch may not see what nvidia-smi shows.
+    """
+    gpus = scalar_at(_counted(_environment(case.run.layout.environment)), "gpus")
+    manifests = [c.report.manifest for c in case.disk if c.report.manifest]
+    drawn = {name for each in manifests for name in tensor_digests(each) if name[:4] == "rng."}
+    on_cpu = drawn and not any(name.endswith(".cuda") for name in drawn)
+    if not (gpus and on_cpu and case.run.stored.config.device == "auto"):
+        return ()
+    return (f"environment.json names {gpus} GPUs, and the checkpoints hold the state of a CPU",)
 
 
 def _kernels(environment: Any) -> Iterator[str]:

@@ -22,6 +22,8 @@ _NOT_REPEATABLE = re.compile(
     r"^E[A-Z0-9]+ at |belongs to uid |hmac_sha256|does not fit into memory"
 )
 
+_OF_CONTENT = ("hash", "tensors", "finite")  # layers of the integrity check
+
 
 def check_choices(case: Case, notes: FindingBuilder) -> int:
     """Every attempt began with the newest checkpoint that was not rightly rejected; returns how
@@ -227,6 +229,23 @@ def _check_sound(
                 f" {rejected.reason}), and {path} passes the integrity check"
             )
             (notes.missing if _NOT_REPEATABLE.search(rejected.reason) else notes.broken)(text)
+    _check_reason(a, rejected, aside, notes)
+
+
+def _check_reason(
+    a: Attempt, rejected: Rejected, aside: list[Quarantined], notes: FindingBuilder
+) -> None:
+    """The checkpoint set aside, if there is one, fails the same check for the same reason: where it
+    is the content that fails, whose reason names no folder of a machine.
+    """
+    report = aside[0].report if len(aside) == 1 else None
+    again = rejected.reason != NOT_ACKNOWLEDGED and not _NOT_REPEATABLE.search(rejected.reason)
+    by_content = report and not report.ok and report.layer in _OF_CONTENT
+    if report and by_content and again and report.reason != rejected.reason:
+        notes.missing(
+            f"attempt {a.attempt} refused {rejected.path} ({rejected.layer}: {rejected.reason}),"
+            f" and {aside[0].path} is refused for another reason ({report.layer}: {report.reason})"
+        )
 
 
 def _check_quarantined(case: Case, notes: FindingBuilder) -> None:

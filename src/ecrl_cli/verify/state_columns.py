@@ -131,10 +131,13 @@ def _learning_rates(config: RunConfig, steps: Numbers) -> Floats:
     return rates
 
 
-def always_updated(columns: RankColumns) -> bool:
-    """Whether the parameters differ wherever digests were logged one after the other."""
+def always_updated(columns: RankColumns, restored: str) -> bool:
+    """Whether the parameters differ wherever digests were logged one after the other, and the first
+    ones from those with the digest `restored`.
+    """
     held = columns.components[:, RANK_COMPONENTS.index("parameters")]
-    return bool((held[1:] != held[:-1]).any(axis=1).all())
+    as_restored = len(held) > 0 and held[0].tobytes().hex() == restored
+    return not as_restored and bool((held[1:] != held[:-1]).any(axis=1).all())
 
 
 def digests_as_due(columns: RankColumns, due: Callable[[int], bool]) -> bool:

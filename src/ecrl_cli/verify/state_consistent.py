@@ -46,7 +46,7 @@ from ecrl_cli.verify.state_values import (
     has_digests,
     values_of,
 )
-from ecrl_cli.verify.train_state import check_documents, check_settings
+from ecrl_cli.verify.train_state import check_documents, check_settings, learning_rate
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, every_line
 
@@ -149,7 +149,7 @@ def _apart(ranks: dict[int, Values]) -> dict[int, list[str]]:
 
 def _check_updates(case: Case, notes: FindingBuilder) -> None:
     """A step changes the parameters: weight decay alone does, whatever the gradients are, where the
-    learning rate is not too small for float32.
+    learning rate is not too small for float32. The first step changes the restored ones.
 
     Not in fp16, where the scaler skips steps, nor without weight decay, where a gradient may be
     zero.
@@ -157,10 +157,13 @@ def _check_updates(case: Case, notes: FindingBuilder) -> None:
     config = case.run.stored.config
     for a in case.attempts if config.precision != "fp16" else ():
         for rank, lines in sorted(case.run.logs(a.attempt).ranks.items()):
-            columns = rank_columns(lines)
-            if columns is not None and always_updated(columns):
+            columns, began = rank_columns(lines), case.run.logs(a.attempt).restored.get(rank)
+            restored = began.state.parameters if began else ""
+            if columns is not None and always_updated(columns, restored):
                 continue
-            rate, before = 0.0, None  # the largest learning rate since `before`
+            # the largest learning rate since `before`
+            rate = learning_rate(config, a.resumed_from_step)
+            before = (a.resumed_from_step, restored) if restored else None
             for line in lines.events:
                 held = line.components.get("parameters") if line.components else None
                 if (

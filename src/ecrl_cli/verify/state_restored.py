@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from ecrl_cli.checkpoint.format.canonical_json import is_digest
 from ecrl_cli.checkpoint.format.train_document import due_on_rank, saved_state, tensor_digests
+from ecrl_cli.config.recoveries import recovery_of
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.errors import plural, shown
 from ecrl_cli.history.lineage import committed_as, lines_of_step
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.records.state_digests import RANK_COMPONENTS, RestoredState, recorded_by_rank
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, recorded_by_rank
 from ecrl_cli.records.survivor_records import SNAPSHOT, SURVIVORS
 from ecrl_cli.verify.saved_states import component_names
 from ecrl_cli.verify.state_consistent import as_components, differing_components
@@ -199,12 +200,12 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
                 f" {shown(place[1])}, rank {shown(place[2])}"
             )
             continue
-        expected = (
-            _of_survivors(case, a, rank, notes)
+        expected, carried = (
+            (_of_survivors(case, a, rank), _check_carried(case, a, rank, notes))
             if a.memory == SURVIVORS
-            else due_on_rank(saved, rank)
+            else (due_on_rank(saved, rank), False)
         )
-        compared += bool(expected)
+        compared += bool(expected) or carried
         if names := differing_components(expected, as_components(held.state)):
             notes.broken(
                 f"attempt {a.attempt} rank {rank} began with other {', '.join(names)} than"
@@ -232,9 +233,9 @@ def _check_ranks(case: Case, a: Attempt, notes: FindingBuilder) -> int:
     return compared
 
 
-def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> dict[str, str]:
-    """The state that `rank` must hold when survivors continue: its own, which is checked against
-    its survivor report; for a joined rank, the state of the lowest survivor.
+def _of_survivors(case: Case, a: Attempt, rank: int) -> dict[str, str]:
+    """The state that `rank` must hold when survivors continue: its own; for a joined rank, the
+    state of the lowest survivor.
     """
     origin = a.origins[rank] if rank < len(a.origins) else -1
     own = _logged(case, a.continues, a.resumed_from_step).get(origin, {})
@@ -244,22 +245,37 @@ def _of_survivors(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> d
         shared = {name: getattr(given.state, name) for name in _SHARED} if given else {}
         # a spare that replaces a dead rank takes over its generators
         return shared | ({"rng": own["rng"]} if "rng" in own else {})
-    _check_carried(case, a, rank, origin, notes)
+    if recovery_of(case.run.stored.config).drops_step:
+        own = own or _before_dropped(case, a, origin)
     return {name: own[name] for name in RANK_COMPONENTS if name in own}
 
 
-def _check_carried(case: Case, a: Attempt, rank: int, origin: int, notes: FindingBuilder) -> None:
-    """A survivor begins with the state that it left the previous attempt with."""
-    reports = (
-        case.run.logs(a.continues).survivor_reports.get(origin) if a.continues is not None else None
-    )
-    held: RestoredState | None = case.run.logs(a.attempt).restored.get(rank)
-    for report in reports.events if reports else ():
-        if held and report.state_digest and report.state_digest != held.state_digest:
-            notes.broken(
-                f"attempt {a.attempt} rank {rank} began with another state than it left attempt"
-                f" {a.continues} with"
-            )
+def _before_dropped(case: Case, a: Attempt, origin: int) -> dict[str, str]:
+    """The state of rank `origin` of the attempt before ahead of the step that it dropped last, but
+    for the place in the data and the learning rate. Empty where no digest tells.
+    """
+    last = a.resumed_from_step - 1
+    held = _logged(case, a.continues, last).get(origin, {})
+    began = case.run.logs(a.continues).restored.get(origin) if a.continues is not None else None
+    if not held and began and began.global_step == last:
+        held = as_components(began.state)
+    return {name: value for name, value in held.items() if name not in ("optimizer", "train")}
+
+
+def _check_carried(case: Case, a: Attempt, rank: int, notes: FindingBuilder) -> bool:
+    """A survivor begins with the state that it left the previous attempt with; returns whether both
+    are on record.
+    """
+    origin = a.origins[rank] if rank < len(a.origins) and rank not in a.joined else -1
+    logs = case.run.logs(a.continues) if a.continues is not None else None
+    report = logs.survivor_reports.get(origin) if logs else None
+    told = {each.state_digest for each in report.events if each.state_digest} if report else set()
+    if told - {case.run.logs(a.attempt).restored[rank].state_digest}:
+        notes.broken(
+            f"attempt {a.attempt} rank {rank} began with another state than it left attempt"
+            f" {a.continues} with"
+        )
+    return bool(told)
 
 
 def _source(a: Attempt) -> str:

@@ -4,6 +4,7 @@ given up are exactly those recorded as lost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -297,20 +298,31 @@ def _check_lost_in_forward(
     case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder
 ) -> None:
     """A rank that died in its forward pass contributed no gradient: if the others finished that
-    step, its samples are lost on every layer.
+    step, its samples are lost on every layer. One that died when it had a share of its gradients
+    could not give all: they are lost on some.
     """
     planned, lost, layers = (
         {entry.index: entry for entry in case.run.plan or ()},
         gave_nothing(a, t),
         sum(map(len, t.layers)),
     )
+    # where some have no gradient, all that there are may be fewer than the share of all
+    all_used = not case.run.stored.config.ddp.find_unused_parameters
     for fired in case.run.fired:
         entry, step = planned.get(fired.index), fired.at_step
-        if fired.attempt != a.attempt or step is None or entry is None or entry.moment != "forward":
+        if fired.attempt != a.attempt or step is None or entry is None:
             continue
-        if not recorded_kind(entry.kind).others_go_on:
+        if not recorded_kind(entry.kind).others_go_on or t.global_step < step:
             continue
-        if t.global_step >= step and not 0 < layers == len(lost.get(fired.rank, ())):
+        if entry.moment == "backward":
+            given = max(1, math.ceil(entry.share * layers))
+            if given < layers and all_used and not lost.get(fired.rank):
+                who = f"rank {fired.rank} was hit in step {step} of attempt {a.attempt}"
+                notes.broken(
+                    f"{who}, after {entry.share:.0%} of its gradients, and others finished the"
+                    " step: they do not report that its samples are lost on any layer"
+                )
+        elif entry.moment == "forward" and not 0 < layers == len(lost.get(fired.rank, ())):
             who = (
                 f"rank {fired.rank} was hit in the forward pass of step {step} of attempt"
                 f" {a.attempt}"
@@ -342,6 +354,12 @@ def _account(case: Case, a: Attempt, t: SurvivorReport, notes: FindingBuilder) -
                 f"the lost-samples record of attempt {a.attempt} names rank {others[0]}, which"
                 f" {what}"
             )
+    recovery = recovery_of(case.run.stored.config).name
+    if causes := sorted({line.cause for line in lines} - {recovery}):
+        notes.broken(
+            f"the lost-samples record of attempt {a.attempt} has the cause {shown(causes[0])},"
+            f" recovery={recovery}"
+        )
     if lines and not losers:
         return [
             f"the lost-samples record names samples of step {lines[0].global_step}, in which"
