@@ -110,8 +110,9 @@ def no_acknowledged_loss(case: Case) -> Finding:
             unsaid(f"{c.path} is committed on disk and no line acknowledges it")
         made = case.committed(c)
         a = case.attempt(made.attempt) if made else None
-        if c.report.ok and c.previous is None and a and a.resumed_from and not kind:
-            notes.missing(f"{c.path} follows no commit, and {a.resumed_from.path} was there before")
+        before = a.resumed_from if a and not case.run.stored.config.begins_from else None
+        if c.report.ok and c.previous is None and before and not kind:
+            notes.missing(f"{c.path} follows no commit, and {before.path} was there before")
         if c.report.ok and c.previous is not None and c.previous not in known:
             unsaid(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
     if kind and not lost:
