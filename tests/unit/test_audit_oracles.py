@@ -587,6 +587,30 @@ def test_another_shuffle_is_told_from_another_position(recorded: Path) -> None:
         assert said in broken.message, broken.message
 
 
+def test_the_order_of_another_epoch_is_told_from_another_position(recorded: Path) -> None:
+    """The second epoch has an order of its own; attempt 2, after step 12, has that of the first."""
+    for path in recorded.rglob("rank*.jsonl"):
+        after = {"00": 0, "01": 8, "02": 12}[path.parent.name[-2:]]
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["type"] == "batch" and after + line["n"] > 8:
+                turned = [(value * 11 + 5) % 32 for value in line["ids"]][::-1]
+                if after == 12:  # one further on, so that no step has the samples of another
+                    rank, step = int(path.name[4]), 12 + line["n"]
+                    turned = [*ids(step, rank)[1:], *ids(step + 1, rank)[:1]]
+                line |= {"ids": turned, "hash": told("turned", turned)}
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (broken,) = [
+        finding
+        for finding in judge_folder(recorded, None, "auto").findings
+        if finding.promise == "exactly once" and finding.status == "broken"
+    ]
+    assert broken.message == (
+        "from step 13 on the samples came in the order of another epoch (rank 0, attempt 2): the"
+        " epoch, a seed or the data position was not restored"
+    )
+
+
 def test_too_few_samples_tell_no_shuffle_from_a_position(recorded: Path) -> None:
     """Only the last step of the epoch has others."""
     change(

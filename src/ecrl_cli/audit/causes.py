@@ -222,23 +222,31 @@ def is_order(ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, un
 
 
 def is_shuffled(
-    ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int
+    ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int, since: int = 0
 ) -> bool | None:
     """Whether the samples of `rank` from `step` to `until` are those of another shuffle: hardly two
     that come one after the other ever do so in the undisturbed run. From another position in the
-    same order most would. None where they are too few to tell.
+    same order most would. None where they are too few to tell. `since`: if the order of the epoch
+    that begins with that step, and ends with `until`, is meant.
     """
 
-    def pairs(path: CommittedSteps, first: int, last: int) -> list[tuple[str, str]]:
-        numbers = [
-            number
+    def pairs(
+        path: CommittedSteps, first: int, last: int, attempt: int | None = None
+    ) -> list[tuple[str, str]]:
+        consumed = [
+            sample
             for number in sorted(path.steps)
             if first <= number <= last and rank in path.steps[number]
+            if attempt in (None, path.steps[number][rank][0])
+            for sample in path.steps[number][rank][1].samples
         ]
-        consumed = [sample for number in numbers for sample in path.steps[number][rank][1].samples]
         return list(itertools.pairwise(consumed))
 
-    here, known = pairs(ours, step, until), {*pairs(due, 0, due.last)}
+    attempt, _ = ours.steps[step][rank]  # a later one may have the due order
+    here, known = (
+        pairs(ours, step, until, attempt),
+        {*pairs(due, since, until if since else due.last)},
+    )
     if len(here) < FEWEST_PAIRS:
         return None
     return sum(pair in known for pair in here) < len(here) * SHUFFLED

@@ -341,10 +341,15 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             if number == begun and earlier == max(start for start in starts if start <= number):
                 return f"{said}: {MEANING['samples']}, the epoch began anew"
             return f"{said}: {MEANING['samples']}"
+    began = max((end for end in _ends(reference) if end < number), default=0)
     shuffled = is_shuffled(judged.path, reference.path, number, rank, until)
+    if shuffled is False and is_shuffled(
+        judged.path, reference.path, number, rank, until, began + 1
+    ):
+        said = f"from step {number} on the samples came in the order of another epoch {place}"
+        return f"{said}: the epoch, a seed or the data position was not restored"
     if shuffled:
         said = f"from step {number} on the samples came in another order {place}"
-        began = max((end for end in _ends(reference) if end < number), default=0)
         said += _never_came(judged, reference, range(began + 1, until + 1))
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
     lost = "the data position, or their order, was not restored"
