@@ -53,7 +53,8 @@ COMMANDS = 40  # with which a run must come to its end
 RUN_S, POLL_S, GAP_S = 1200.0, 0.001, 0.05
 STANDS_S = {"CONT": 0.2, "STOP": 2.0}  # STOP: of the supervisor alone
 # Signals end the command so, or make it give up: the same command goes on.
-GOES_ON = {-signal.SIGKILL, -signal.SIGSEGV, 143, 6, 7}
+# A TERM before the command takes signals, or after, ends it as it ends any program: in a shell 143.
+GOES_ON = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 143, 6, 7}
 WHY = "nothing on record explains that"
 PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
 BEGIN, END = "<!-- storm -->\n", "<!-- / -->"
