@@ -149,8 +149,9 @@ class Observer:
         while below:
             pid = below.pop()
             yield pid
-            for thread in Path(f"/proc/{pid}/task").glob("*/children"):  # torchrun's forks in one
-                below += map(int, content(thread).split())
+            with suppress(OSError):  # it may have ended
+                for thread in Path(f"/proc/{pid}/task").glob("*/children"):  # torchrun's forks
+                    below += map(int, content(thread).split())
 
     def _role(self, pid: int) -> str:
         words = content(Path(f"/proc/{pid}/cmdline"))
