@@ -53,7 +53,8 @@ COMMANDS = 40  # with which a run must come to its end
 RUN_S, POLL_S, GAP_S = 1200.0, 0.001, 0.05
 STANDS_S = {"CONT": 0.2, "STOP": 2.0}  # STOP: of the supervisor alone
 # Signals end the command so, or make it give up: the same command goes on.
-GOES_ON = {-signal.SIGKILL, -signal.SIGSEGV, 143, 6, 7}
+# A TERM before the command takes signals, or after, ends it as it ends any program: in a shell 143.
+GOES_ON = {-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 143, 6, 7}
 WHY = "nothing on record explains that"
 PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
 BEGIN, END = "<!-- storm -->\n", "<!-- / -->"
@@ -148,8 +149,9 @@ class Observer:
         while below:
             pid = below.pop()
             yield pid
-            for thread in Path(f"/proc/{pid}/task").glob("*/children"):  # torchrun's forks in one
-                below += map(int, content(thread).split())
+            with suppress(OSError):  # it may have ended
+                for thread in Path(f"/proc/{pid}/task").glob("*/children"):  # torchrun's forks
+                    below += map(int, content(thread).split())
 
     def _role(self, pid: int) -> str:
         words = content(Path(f"/proc/{pid}/cmdline"))
