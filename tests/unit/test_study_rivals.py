@@ -57,6 +57,11 @@ def test_an_answer_is_scored(row, outcome: str, text: str, word: str) -> None:  
     assert told["named"] == (word == "caught and named")
 
 
+def test_no_answer_names_a_folder_of_this_machine() -> None:
+    told = found(BROKEN, ToolAnswer(CAUGHT, "ValueError: no /a/b/.scratch/main/tmp_1x/out/last.pt"))
+    assert told["text"] == "ValueError: no out/last.pt"
+
+
 def test_a_catch_without_its_cause_misses_our_own_gate() -> None:
     class Results:
         @staticmethod

@@ -39,6 +39,10 @@ def failed(text: str, seconds: float, lines: int = 0) -> ToolAnswer:
     return ToolAnswer(FAILED, text.strip()[-300:], lines=lines, seconds=seconds)
 
 
+# A folder of this machine in which a trial ran.
+_SCRATCH = re.compile(r"/\S*?/\.scratch/\w+/\w+/")
+
+
 def written(*names: str) -> int:
     """Lines of code in files that a user writes: without comments, docstrings, blank lines."""
     text = "".join((USER / name).read_text(encoding="utf-8") for name in names)
@@ -70,7 +74,7 @@ def found(subject: RacedJob, answer: ToolAnswer) -> dict[str, Any]:
         "false_alarm": subject.healthy and caught,
         "missed": not subject.healthy and answer.outcome == PASSED,
         "named": not subject.healthy and caught and named_right(subject, answer),
-        "text": answer.text[:600],
+        "text": _SCRATCH.sub("", answer.text)[:600],
         "deaths": answer.deaths,
         "starts": answer.starts,
         "lines": answer.lines,
