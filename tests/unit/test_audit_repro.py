@@ -118,7 +118,7 @@ def test_the_first_difference_holds_what_both_recorded(tmp_path: Path) -> None:
     audit([str(recorded(tmp_path / "a")), "--repro"])
     target = tmp_path / "a" / "repro" / "struck"
     difference = json.loads((target / "difference.json").read_text())
-    assert (difference["step"], difference["components"]) == (13, ["samples"])
+    assert (difference["step"], difference["components"]) == (13, ["samples", "input"])
     samples = difference["ranks"]["0"]["components"]["samples"]
     assert samples["restarted"] == [samples["undisturbed"][0], "31"]
     draft = (target / "issue.md").read_text()

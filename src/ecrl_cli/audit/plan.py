@@ -153,14 +153,14 @@ def _saved(reference: Judged) -> list[int]:
     often as another file, and meanwhile, is no checkpoint (a best model, a member of an ensemble).
     """
     steps: dict[str, set[int]] = defaultdict(set)  # by kind of file
-    for one in checkpoints(reference.arm):
-        for path in one.paths if one.finished else ():
-            steps[kind_of(path)].add(one.step)
-    known = set(steps)
+    for checkpoint in checkpoints(reference.arm):
+        for path in checkpoint.paths if checkpoint.finished else ():
+            steps[kind_of(path)].add(checkpoint.step)
+    kinds = set(steps)
     for process in reference.arm.processes:
         for save in process.saves:
             kind = kind_of(str(save.get("path", "")))
-            if save.get("done") and not any(kind.endswith(one) for one in known):
+            if save.get("done") and not any(kind.endswith(name) for name in kinds):
                 steps[kind].add(save["after_step"])
     main = max(steps.values(), key=len, default=set())
     return sorted(

@@ -80,10 +80,10 @@ def with_savers(
     findings: list[ArmFinding], arms: Sequence[Judged], reference: Judged | None
 ) -> list[ArmFinding]:
     """`findings`, those of broken trajectories with the sentence of `_saved_by_a_restarted`."""
-    said = _saved_by_a_restarted(arms, reference)
+    sentence = _saved_by_a_restarted(arms, reference)
     return [
-        replace(finding, evidence=(*finding.evidence, said))
-        if said and finding.promise == "same trajectory" and finding.status == BROKEN
+        replace(finding, evidence=(*finding.evidence, sentence))
+        if sentence and finding.promise == "same trajectory" and finding.status == BROKEN
         else finding
         for finding in findings
     ]
@@ -236,17 +236,17 @@ def only_interleaved(judged: Judged, reference: Judged | None) -> bool:
                     found.setdefault(f"{process.rank} {name}", []).extend(pair)
         return found
 
-    due = updates(reference.arm.processes)
-    if len({key.partition(" ")[2] for key in due}) < 2:
+    theirs = updates(reference.arm.processes)
+    if len({key.partition(" ")[2] for key in theirs}) < 2:
         return False
     ours = updates(
         one for number in sorted(judged.arm.attempts) for one in judged.arm.attempts[number]
     )
-    return ours.keys() == due.keys() and all(
-        states[-1] == due[key][-1]
+    return ours.keys() == theirs.keys() and all(
+        states[-1] == theirs[key][-1]
         and None not in states
         and {*zip(states[::2], states[1::2], strict=True)}
-        == {*zip(due[key][::2], due[key][1::2], strict=True)}
+        == {*zip(theirs[key][::2], theirs[key][1::2], strict=True)}
         for key, states in ours.items()
     )
 
@@ -340,8 +340,9 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
     if known:
         early = ", whose save had not ended"
         steps = ", ".join(
-            f"attempt {one.attempt} (step {one.after}{early * (one.after != one.newest_saved)})"
-            for one in known
+            f"attempt {begun.attempt} (step {begun.after}"
+            f"{early * (begun.after != begun.newest_saved)})"
+            for begun in known
         )
         return ArmFinding(
             promise, KEPT, f"resumed from the newest finished checkpoint: {steps}", arm

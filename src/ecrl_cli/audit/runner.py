@@ -76,7 +76,7 @@ class Job:
         return [_filled(word, places) for word in words]
 
     def resume(self, arm: Path, attempt: int) -> list[str]:
-        """What `audit.resume` adds to the command line of attempt `attempt`."""
+        """The words that `audit.resume` adds to the command line of attempt `attempt`."""
         if not ((attempt or self.cold) and self.keys.resume):
             return []
         return _latest(shlex.split(self.keys.resume), arm / "work")
