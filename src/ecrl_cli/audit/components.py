@@ -320,7 +320,7 @@ def judged_arm(
     if names and names <= idle and path.last == reference.path.last:
         return Judged(arm, path, {}, ignored | names, frozenset(names), needed)
     drawn = _without_effect(differs, names)
-    if not names & {"samples", "input", "model input"}:
+    if names & set(GENERATORS) and not names & {"samples", "input", "model input"}:
         drawn |= names & _drawn_between_epochs(reference)
     if drawn:
         left = {

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from ecrl_cli.audit.inert_pickle import Elements, Instance, Named, Pairs, bytes_of, is_bytes
-from ecrl_cli.audit.torch_save_file import Storage, Tensor, TorchSaveFile
+from ecrl_cli.audit.torch_save_file import Storage, Tensor, TorchSaveFile, in_memory
 from ecrl_cli.checkpoint.format.hashing import hexdigest, streamed
 from ecrl_cli.checkpoint.format.names import DIGEST
 from ecrl_cli.checkpoint.format.torch_file import Read, Window
@@ -200,8 +200,7 @@ def _inside_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, folder: str)
         return {}
     data = archive.read(info)
     try:
-        file = TorchSaveFile(lambda at, count: data[at : at + count], len(data))
-        values = Flattener(file, folder).entries()
+        values = Flattener(TorchSaveFile(in_memory(data), len(data)), folder).entries()
     except ValueError:
         return {}
     return {f"{info.filename}: {key}": text for key, text in values.items()}

@@ -143,6 +143,10 @@ class CommittedSteps:
             begun.attempt == attempt for begun in self.resumed
         )
 
+    def number_of(self, step: Step, attempt: int) -> int:
+        """The job's number of a step of `attempt`."""
+        return step.number + (0 if step.declared else self.offsets.get(attempt, 0))
+
     def attempt_of(self, step: int) -> int:
         """The attempt that step `step` counts from: the first of its ranks'."""
         return min(attempt for attempt, _ in self.steps[step].values())
@@ -305,8 +309,8 @@ def with_due_samples(
     for attempt, processes in arm.attempts.items():
         for process in processes:
             for step in process.steps:
-                number = step.number + (0 if step.declared else path.offsets.get(attempt, 0))
-                _, other = undisturbed.steps.get(number, {}).get(process.rank, (0, step))
+                ranks = undisturbed.steps.get(path.number_of(step, attempt), {})
+                _, other = ranks.get(process.rank, (0, step))
                 if step.samples != other.samples and step.inputs and step.inputs == other.inputs:
                     due[id(step)] = replace(step, batches=other.batches)
 

@@ -133,7 +133,7 @@ def _numbers_of(judged: Judged) -> dict[int, dict[int, dict[int, tuple[int, Step
         steps = numbers.setdefault(attempt, {})
         for process in processes:
             for place, step in enumerate(process.steps):
-                number = step.number + (0 if step.declared else judged.path.offsets[attempt])
+                number = judged.path.number_of(step, attempt)
                 steps.setdefault(number, {})[process.rank] = (place, step)
     return numbers
 

@@ -203,7 +203,7 @@ class TorchSaveFile:
         if not isinstance(data, bytes):
             raise ValueError("a storage of no bytes")
         self._charge(len(data))
-        inner = TorchSaveFile(lambda at, count: data[at : at + count], len(data), within=True)
+        inner = TorchSaveFile(in_memory(data), len(data), within=True)
         if not isinstance(inner.value, Storage):
             raise ValueError("a storage that is none")
         return replace(inner.value, key="", within=b"".join(inner.content(inner.value)))
@@ -267,6 +267,11 @@ class TorchSaveFile:
         if len(data) != count:
             raise ValueError("it ends early")
         return data
+
+
+def in_memory(data: bytes) -> Read:
+    """Reads pieces of a file that is in memory."""
+    return lambda at, count: data[at : at + count]
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:

@@ -207,11 +207,13 @@ def judge(
     for judged in arms:
         if cold is not None:
             findings.append(promises.state_used(judged, cold, reference))
-        findings += of_arm(judged, reference, steady, order)
-        checkpoint = promises.right_checkpoint(judged, anew)
+        made = [
+            *of_arm(judged, reference, steady, order),
+            promises.right_checkpoint(judged, anew),
+        ]
         if steady.exact and promises.only_interleaved(judged, reference):
-            checkpoint = _interleaved(checkpoint)
-        findings += [checkpoint, same_files(inventories, judged, steady.exact)]
+            made = [_interleaved(finding) for finding in made]
+        findings += [*made, same_files(inventories, judged, steady.exact)]
     if spoilt is not None:
         made = of_arm(judged_arm(spoilt, reference, ignored), reference, steady, order)
         findings.append(control_seen(spoilt, made))
@@ -246,8 +248,6 @@ def of_arm(
     ]
     if promises.follows_exactly(judged, reference, steady):
         findings = [_overruled(finding) for finding in findings]
-    if steady.exact and promises.only_interleaved(judged, reference):
-        findings = [_interleaved(finding) for finding in findings]
     return findings
 
 
