@@ -198,6 +198,19 @@ def test_files_that_are_saved_apart_are_struck_apart(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_of_some_saves_only_is_struck_in_its_last_one_too(tmp_path: Path) -> None:
+    """What a death loses in an earlier one, the next may put right."""
+    lines = [
+        file(op, f"{name}.pt", step)
+        for name, steps in (("last", (2, 4, 6, 8, 10)), ("best", (2, 4, 8)))
+        for step in steps
+        for op in ("write", "closed")
+    ]
+    arm = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"]
+    faults = [(fault.step, fault.point) for fault in arm.faults]
+    assert faults[-1] == (8, "best.pt:before") and {step for step, _ in faults} == {4, 8}
+
+
 def test_a_data_set_written_before_the_first_step_is_no_save_to_strike(tmp_path: Path) -> None:
     data = [file(op, "data.bin", 0) for op in ("write", "closed")]
     arms = drawn(recorded(tmp_path / "ref", process(LAST, *data, *SAVES)))
@@ -520,8 +533,8 @@ def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_fro
     tmp_path: Path,
 ) -> None:
     first = process(8, *saved(4), *saved(8)[:2], struck("checkpoint-8/model.bin", "torn", 8))
-    later = struck("checkpoint-12/model.bin", "empty", 4) | {"step": 12}
-    second = process(12, *saved(4), later, first=8, attempt=1)
+    later = struck("checkpoint-12/model.bin", "empty", 8) | {"step": 12}
+    second = process(12, *saved(4), later, first=4, attempt=1)
     died = {"exit_code": None, "signal": 9, "planned": True}
     arm = recorded(tmp_path / "inside-save", first, second, launches=[died, died])
     (finding,) = recoverable(judged_arm(arm))
@@ -531,6 +544,40 @@ def test_a_death_after_which_nothing_is_on_record_is_none_that_was_recovered_fro
         " checkpoint; after 1 further death no step was done",
     )
     assert finding.evidence == ("nothing was started after checkpoint-12/model.bin empty",)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_files_of_two_saves_are_no_checkpoint(whole: bool, tmp_path: Path) -> None:
+    """Killed between two files of the save of step 8, it goes on from step 8: recovered if it goes
+    on as the undisturbed run.
+    """
+    reference = judged_arm(recorded(tmp_path / "ref", process(LAST, *saved(4), *saved(8))))
+    first = process(8, *saved(4), *saved(8)[:3], struck("checkpoint-8/state.json", "before", 8))
+    second = process(LAST, file("read", "checkpoint-8/state.json", 0), first=8, attempt=1)
+    second = (
+        second
+        if whole
+        else [line | ({"losses": [0.5]} if "losses" in line else {}) for line in second]
+    )
+    died = {"exit_code": None, "signal": 9, "planned": True}
+    arm = recorded(tmp_path / "inside-save", first, second, launches=[died, {}])
+    judged = judged_arm(arm, reference)
+    (finding,) = recoverable(judged, reference)
+    went_on = "attempt 1 went on from step 8, whose save had not ended"
+    assert right_checkpoint(judged).message == went_on
+    assert (finding.status, finding.message) == (
+        (
+            KEPT,
+            "after 1 death inside a save (checkpoint-8/state.json before) it went on, attempt 1"
+            " from step 8, whose save had not ended and was whole",
+        )
+        if whole
+        else (
+            BROKEN,
+            f"{went_on} (checkpoint-8/state.json before), and differs from step 9 on:"
+            " checkpoint-8/state.json was still that of an earlier save",
+        )
+    )
 
 
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:

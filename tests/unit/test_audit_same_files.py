@@ -339,6 +339,33 @@ def test_a_wrong_text_is_broken(tmp_path: Path, shape: str) -> None:
     assert finding.status == "broken" and said in finding.message, finding
 
 
+@pytest.mark.parametrize("append", [True, False])
+def test_rows_that_a_restart_erased_are_missing(tmp_path: Path, append: bool) -> None:
+    """Rows that were lost with a process are not."""
+    event = {"type": "file", "op": "write", "path": "a.csv", "after_step": 0}
+    written, kept = "step,loss\n1,3.5\n2,3.4\n3,3.3\n", "step,loss\n3,3.3\n"
+    healthy(tmp_path)
+    for attempt, events in ((0, [event, event | {"append": True}]), (1, [event])):
+        for path in (tmp_path / "struck" / f"attempt-{attempt:02d}").glob("rank0-*.jsonl"):
+            first, *rest = path.read_text().splitlines()
+            made = [json.dumps({**one, "append": append or "append" in one}) for one in events]
+            path.write_text("\n".join([first, *made, *rest]) + "\n")
+    for arm, text in zip(ARMS, (written, written, kept), strict=True):
+        (tmp_path / arm / "work").mkdir()
+        (tmp_path / arm / "work" / "a.csv").write_text(text)
+        write_inventory(tmp_path / arm)
+    findings = judge_folder(tmp_path, None, "auto").findings
+    (finding,) = [one for one in findings if one.promise == "same files"]
+    assert (finding.status, finding.message) == (
+        ("kept", "a part of a.csv is as in the undisturbed runs (2 values)")
+        if append
+        else (
+            "broken",
+            "a.csv: has 1 row (attempt 1 began it anew), in both undisturbed runs 3 rows",
+        )
+    )
+
+
 def test_where_the_undisturbed_runs_differ_nothing_is_judged(tmp_path: Path) -> None:
     finding = _judged(
         tmp_path,

@@ -249,6 +249,23 @@ def walk(path: CommittedSteps) -> Iterator[tuple[int, int, Step]]:
             yield number, rank, path.steps[number][rank][1]
 
 
+def steps_apart(judged: Judged, reference: Judged) -> dict[int, list[int]]:
+    """By attempt, the numbers of its steps that differ from the undisturbed run's: of all that it
+    did, those that a later one did again included.
+    """
+    aside = judged.ignored | judged.without_effect
+    apart: dict[int, list[int]] = {}
+    for attempt, processes in judged.arm.attempts.items():
+        numbers = apart.setdefault(attempt, [])
+        for process in processes:
+            for place, step in enumerate(process.steps):
+                number = judged.path.number_of(step, attempt)
+                undisturbed = reference.path.steps.get(number, {}).get(process.rank)
+                if undisturbed and {*differing(step, undisturbed[1], place == 0)} - aside:
+                    numbers.append(number)
+    return apart
+
+
 def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
     """The `components` that the undisturbed run recorded and this arm did not, in one sentence;
     empty if nothing is missing.

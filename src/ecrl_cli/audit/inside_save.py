@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, ArmFinding, Judged
+from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, ArmFinding, Judged, steps_apart
 from ecrl_cli.audit.lineage import FinishedCheckpoint, Resumed
 from ecrl_cli.audit.progress import how_it_ended
 from ecrl_cli.audit.records import Arm, Launch
@@ -43,15 +43,17 @@ def deaths(arm: Arm) -> list[DeathInSave]:
     ]
 
 
-def recoverable(judged: Judged) -> Iterator[ArmFinding]:
+def recoverable(judged: Judged, undisturbed: Judged | None = None) -> Iterator[ArmFinding]:
     """After each death inside a save the job went on from a finished checkpoint: it did not begin
-    anew although one had been finished, did not go on from a torn file, did not fail to start.
-    Nothing where no failure was injected inside a save.
+    anew although one had been finished, did not go on from a torn file or from files of two saves,
+    did not fail to start. Nothing where no failure was injected inside a save. `undisturbed`: a
+    run to compare with, of a job that is deterministic.
     """
     arm, inside = judged.arm, deaths(judged.arm)
     if not inside or arm.stopped:
         return
-    after = [(death, _after(judged, death)) for death in inside]
+    apart = _first_apart(judged, undisturbed)
+    after = [(death, _after(judged, death, apart)) for death in inside]
     broken = [finding for _, finding in after if finding is not None and finding.status == BROKEN]
     yield from broken
     if broken:
@@ -67,19 +69,45 @@ def recoverable(judged: Judged) -> Iterator[ArmFinding]:
             arm.name,
         )
         return
-    whole = any(one.newest_saved is not None for one in judged.path.resumed)
-    said = (
-        f"after {plural(len(recovered), 'death')} inside a save ({told}) it went on"
-        f"{' from a finished checkpoint' if whole else ''}"
-    )
+    message = f"after {plural(len(recovered), 'death')} inside a save ({told}) it went on"
+    message += _from_where(judged, recovered)
     open_ones = tuple(finding.message for _, finding in after if finding is not None)
     more = plural(len(open_ones), "further death")
-    said += f"; after {more} no step was done" if open_ones else ""
-    yield ArmFinding(RECOVERABLE, KEPT, said, arm.name, evidence=open_ones)
+    message += f"; after {more} no step was done" if open_ones else ""
+    yield ArmFinding(RECOVERABLE, KEPT, message, arm.name, evidence=open_ones)
 
 
-def _after(judged: Judged, death: DeathInSave) -> ArmFinding | None:
-    """A finding if the attempt after `death` did not recover, or if that is not known."""
+def _from_where(judged: Judged, recovered: Sequence[DeathInSave]) -> str:
+    """Whether it went on from finished checkpoints, and which attempt went on from a save that had
+    not ended; empty where no checkpoint had been finished.
+    """
+    struck = {death.attempt for death in recovered}
+    resumed = [begun for begun in judged.path.resumed if begun.newest_saved is not None]
+    early = [begun for begun in resumed if begun.early and begun.attempt - 1 in struck]
+    if not early:
+        return " from a finished checkpoint" if resumed else ""
+    steps = ", ".join(f"attempt {begun.attempt} from step {begun.after}" for begun in early)
+    some = len(early) < len(recovered)
+    return (
+        f"{' from a finished checkpoint, ' if some else ', '}{steps}, whose save had not ended and"
+        " was whole"
+    )
+
+
+def _first_apart(judged: Judged, undisturbed: Judged | None) -> tuple[int, int] | None:
+    """The first attempt of a run that left the undisturbed one, and the first step in which it did;
+    None if it did not leave it, or there is none to compare with.
+    """
+    if undisturbed is None or not judged.differs:
+        return None
+    apart = steps_apart(judged, undisturbed)
+    return min(((number, min(steps)) for number, steps in apart.items() if steps), default=None)
+
+
+def _after(judged: Judged, death: DeathInSave, apart: tuple[int, int] | None) -> ArmFinding | None:
+    """A finding if the attempt after `death` did not recover, or if that is not known. `apart`: as
+    `_first_apart` gives it.
+    """
     arm = judged.arm
     following = [
         number
@@ -111,7 +139,47 @@ def _after(judged: Judged, death: DeathInSave) -> ArmFinding | None:
         return ArmFinding(
             RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name
         )
+    if apart is not None and apart[0] == attempt:
+        damaged = _went_on_wrong(judged, death, begun, f"differs from step {apart[1]} on")
+        if damaged is not None:
+            return damaged
     return _went_on(judged, death, begun, where)
+
+
+def _went_on_wrong(
+    judged: Judged, death: DeathInSave, begun: Resumed, differs: str
+) -> ArmFinding | None:
+    """The finding on an attempt that is the first to leave the undisturbed run, if it went on from
+    what the death had left of a save.
+    """
+    arm = judged.arm
+    step = judged.path.offsets.get(death.attempt, 0) + death.step
+    if _torn(arm, death, begun):
+        message = (
+            f"attempt {begun.attempt} read {death.path}, which a death inside the save of step"
+        )
+        message += f" {death.step} had left {death.how}, and {differs}"
+    elif begun.early:
+        message = (
+            f"attempt {begun.attempt} went on from step {begun.after}, whose save had not ended"
+            f" ({death}), and {differs}"
+        )
+        if death.how == "before" and death.path in begun.loaded:
+            message += f": {death.path} was still that of an earlier save"
+    else:
+        return None
+    return ArmFinding(RECOVERABLE, BROKEN, message, arm.name, min(step, begun.after or step))
+
+
+def _torn(arm: Arm, death: DeathInSave, begun: Resumed) -> list[str]:
+    """The file that `death` tore or left empty, if the attempt read it before its first step."""
+    return [
+        read.path
+        for read in reads(arm)
+        if read.attempt == begun.attempt
+        and read.path == death.path
+        and death.how in ("empty", "torn")
+    ]
 
 
 def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
@@ -137,13 +205,7 @@ def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> 
         and offsets.get(one.attempt, 0) + one.step > 0
         and FinishedCheckpoint(one.step, one.paths).families >= judged.needed
     ]
-    torn = [
-        read.path
-        for read in reads(arm)
-        if read.attempt == begun.attempt
-        and read.path == death.path
-        and death.how in ("empty", "torn")
-    ]
+    torn = _torn(arm, death, begun)
     if begun.after is None:
         if not torn:
             return ArmFinding(
@@ -169,9 +231,9 @@ def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> 
         )
         if death.path in newest.paths:
             gone = ", and was being overwritten"
-        said = (
+        message = (
             f"attempt {begun.attempt} began anew after {where}, although the checkpoint of step"
             f" {step} had been finished{gone}"
         )
-        return ArmFinding(RECOVERABLE, BROKEN, said, arm.name, step)
+        return ArmFinding(RECOVERABLE, BROKEN, message, arm.name, step)
     return None

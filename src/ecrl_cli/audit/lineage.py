@@ -78,6 +78,17 @@ class Resumed:
         return self.after_of.get(rank, self.after or 0)
 
     @property
+    def early(self) -> bool:
+        """Whether it went on from a later step than that of the newest finished checkpoint: from
+        files of a save that had not ended.
+        """
+        return (
+            self.proof == "content"
+            and None not in (self.after, self.newest_saved)
+            and ((self.after or 0) > (self.newest_saved or 0))
+        )
+
+    @property
     def elsewhere(self) -> dict[int, int]:
         """The ranks that went on from another step than the first one did, and from which."""
         if self.proof != "content" or self.after_of:

@@ -311,8 +311,14 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
     if not saves:
         return _inside_unseen_save(reference, saved)
     faults: list[PlannedFault] = []
-    steps = _steps_of_saves(saves)
-    for step in steps:
+    steps, rare = _steps_of_saves(saves), _last_of_rare(saves)
+    for step in sorted({*steps, *rare}):
+        if step not in steps:
+            save, point = rare[step]
+            faults.append(
+                PlannedFault(len(faults), len(faults), "kill", save.rank, step, "save", point)
+            )
+            continue
         ranks = sorted({save.rank for save in saves if save.step == step})
         for rank in dict.fromkeys((ranks[0], ranks[-1])):
             # those of one rank are all due at once: whichever the job comes to first happens, one
@@ -329,6 +335,7 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
                     faults.append(
                         PlannedFault(len(faults), attempt, "kill", rank, step, "save", point)
                     )
+    steps = sorted({*steps, *rare})
     where = " and ".join(f"the save of step {step}" for step in steps)
     return PlannedArm(
         "inside-save",
@@ -359,6 +366,25 @@ def _steps_of_saves(saves: list[SaveEvents]) -> list[int]:
             chosen.add(pick)
             covered |= kinds[step] | kinds[pick]
     return sorted(chosen)
+
+
+def _last_of_rare(saves: list[SaveEvents]) -> dict[int, tuple[SaveEvents, str]]:
+    """By step, the last save of a kind of file that is in some saves only (a best model, say), and
+    the point before it is written: nothing that comes after puts right what is lost there.
+    """
+    last: dict[str, list[SaveEvents]] = {}
+    for save in (save for save in saves if save.step > 0 and save.rank == saves[0].rank):
+        for kind in {kind_of(path) for _, path in save.events if looks_binary(path)}:
+            last.setdefault(kind, []).append(save)
+    most = max(map(len, last.values()), default=0)
+    rare: dict[int, tuple[SaveEvents, str]] = {}
+    for kind, some in last.items():
+        if 2 < len(some) < most and len(rare) < MOST_SAVES:
+            paths = [path for _, path in some[-1].events if kind_of(path) == kind]
+            older = [path for _, path in some[-2].events if kind_of(path) == kind]
+            point = f"{_pattern(paths[0], older[0])}:before"
+            rare.setdefault(some[-1].step, (some[-1], point))
+    return rare
 
 
 def _inside_unseen_save(reference: Judged, saved: list[int]) -> PlannedArm | None:

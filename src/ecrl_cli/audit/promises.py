@@ -20,6 +20,7 @@ from ecrl_cli.audit.components import (
     ArmFinding,
     Judged,
     differing,
+    steps_apart,
     unequal,
     unrecorded,
     value_of,
@@ -91,29 +92,29 @@ def with_savers(
 
 def _saved_by_a_restarted(arms: Sequence[Judged], reference: Judged | None) -> str:
     """A sentence where every attempt that left the undisturbed run did so in its first step, from
-    what a restarted attempt had saved, and one that went on from a first attempt's save did not
-    leave it; else empty.
+    what a restarted attempt had saved to its end, and one that went on from a first attempt's save
+    did not leave it; else empty.
     """
     exact, wrong = "", ""
     if reference is None:
         return ""
     for judged in arms:
-        path, steps = judged.path, _numbers_of(judged)
+        path, apart = judged.path, steps_apart(judged, reference)
         for begun in path.resumed:
-            savers = [a for a in steps if a < begun.attempt and (begun.after or 0) in steps[a]]
-            if not savers or not steps[begun.attempt]:
+            after, done = begun.after or 0, judged.arm.attempts[begun.attempt]
+            savers = [
+                number
+                for number, processes in judged.arm.attempts.items()
+                if number < begun.attempt
+                and any(
+                    after == path.number_of(step, number) for p in processes for step in p.steps
+                )
+            ]
+            if not savers or not any(process.steps for process in done):
                 continue
             who, by = f"attempt {begun.attempt} of {judged.arm.name}", max(savers)
-            aside = judged.ignored | judged.without_effect
-            left = [
-                number
-                for number, ranks in steps[begun.attempt].items()
-                for rank, (place, step) in ranks.items()
-                if rank in reference.path.steps.get(number, {})
-                and {*differing(step, reference.path.steps[number][rank][1], place == 0)} - aside
-            ]
-            if left:
-                if not path.offsets[by] or min(left) > (begun.after or 0) + 1:
+            if left := apart[begun.attempt]:
+                if not path.offsets[by] or min(left) > after + 1 or begun.early:
                     return ""
                 wrong = wrong or who
                 break  # what comes after it is wrong too
@@ -124,18 +125,6 @@ def _saved_by_a_restarted(arms: Sequence[Judged], reference: Judged | None) -> s
         f"{exact} went on from what the first attempt had saved, and was right; {wrong} from what a"
         " restarted one had saved: look at what is saved after a restart"
     )
-
-
-def _numbers_of(judged: Judged) -> dict[int, dict[int, dict[int, tuple[int, Step]]]]:
-    """By attempt, step and rank, a step and its place in its attempt."""
-    numbers: dict[int, dict[int, dict[int, tuple[int, Step]]]] = {}
-    for attempt, processes in judged.arm.attempts.items():
-        steps = numbers.setdefault(attempt, {})
-        for process in processes:
-            for place, step in enumerate(process.steps):
-                number = judged.path.number_of(step, attempt)
-                steps.setdefault(number, {})[process.rank] = (place, step)
-    return numbers
 
 
 def _done_otherwise(judged: Judged) -> Iterator[ArmFinding]:
@@ -338,15 +327,16 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         and begun.proof in ("content", "declared")
     ]
     if known:
-        early = ", whose save had not ended"
         steps = ", ".join(
-            f"attempt {begun.attempt} (step {begun.after}"
-            f"{early * (begun.after != begun.newest_saved)})"
+            f"attempt {begun.attempt} (step {begun.after})" for begun in known if not begun.early
+        )
+        parts = [f"resumed from the newest finished checkpoint: {steps}"] if steps else []
+        parts += [
+            f"attempt {begun.attempt} went on from step {begun.after}, whose save had not ended"
             for begun in known
-        )
-        return ArmFinding(
-            promise, KEPT, f"resumed from the newest finished checkpoint: {steps}", arm
-        )
+            if begun.early
+        ]
+        return ArmFinding(promise, KEPT, "; ".join(parts), arm)
     if began_anew:
         return ArmFinding(promise, KEPT, "no checkpoint had been finished: the job began anew", arm)
     if judged.arm.launches[1:] and not any(

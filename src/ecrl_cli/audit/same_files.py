@@ -5,6 +5,7 @@ is the same in an arm with failures.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,8 @@ from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN,
 from ecrl_cli.audit.file_contents import Content
 from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step, not_judged
 from ecrl_cli.audit.files import Inventory, read_inventory
+from ecrl_cli.audit.records import Arm
+from ecrl_cli.audit.saving import processes_of
 from ecrl_cli.audit.text_files import CUT, Difference, differences_of_lines
 from ecrl_cli.errors import plural, visible
 
@@ -34,18 +37,21 @@ class _Comparison:
     `extra`: files that only the arm has. `restarts`: of the arm. `graceful`: whether a failure let
     the job save once more. `broken`: by file the sentence about it. `aside`: what was not judged,
     and why. `files`, `values`: how many agreed and are the same. `unlike`: by the reason, files in
-    which the undisturbed runs themselves are not seen to agree.
+    which the undisturbed runs themselves are not seen to agree. `anew`: by file, an attempt that
+    began it anew. `in_part`: files of which a part is judged, and is the same.
     """
 
     ours: Inventory
-    extra: dict[str, Content]
     restarts: int
     graceful: bool
+    anew: dict[str, int]
+    extra: dict[str, Content] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     aside: list[str] = field(default_factory=list)
     files: int = 0
     values: int = 0
     unlike: dict[str, list[str]] = field(default_factory=dict)
+    in_part: list[str] = field(default_factory=list)
 
     def undetermined(self, name: str, theirs: Sequence[Content]) -> None:
         """The undisturbed runs have other bytes in the file, or other kinds of it, or not all."""
@@ -88,7 +94,11 @@ def same_files(
         )
     restarts = max(len(arm.attempts) - 1, len(arm.launches) - 1)
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
-    return _finding(arm.name, _compared(undisturbed, inventory, restarts, graceful), stable)
+    return _finding(
+        arm.name,
+        _compared(undisturbed, _Comparison(inventory, restarts, graceful, _begun_anew(arm))),
+        stable,
+    )
 
 
 def _tensors_only(inventory: Inventory) -> Inventory:
@@ -120,7 +130,7 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
             None,
             (*[text for text in sentences[:SHOWN] if text not in lead], *aside),
         )
-    if not seen.files:
+    if not seen.files and not seen.in_part:
         return ArmFinding(
             PROMISE,
             NOT_CHECKED,
@@ -131,14 +141,20 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
             None,
             aside,
         )
+    part = ", ".join(seen.in_part[:3])
+    part += f" and {len(seen.in_part) - 3} more" if len(seen.in_part) > 3 else ""
     said = (
         f"{plural(seen.files, 'file')} with {plural(seen.values, 'value')}"
         f" {'is' if seen.files == 1 else 'are'} as in the undisturbed runs"
     )
+    said += f", a part of {part} among them" if part else ""
+    if not seen.files:
+        said = f"a part of {part} is as in the undisturbed runs ({plural(seen.values, 'value')})"
     cut = [text.removesuffix(f": {CUT}") for text in seen.aside if text.endswith(CUT)]
     said += f"; not equal, and taken for {CUT}: {cut[0]}" if cut else ""
     said += f" and {len(cut) - 1} more" if len(cut) > 1 else ""
     unread = [text.partition(":")[0] for text in seen.aside if not text.endswith(CUT)]
+    unread = [name for name in unread if name not in seen.in_part]
     said += f"; not judged: {', '.join(unread[:3])}" if unread else ""
     said += f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return ArmFinding(PROMISE, KEPT, said, arm, None, aside)
@@ -153,12 +169,29 @@ def _lead(sentences: list[str]) -> list[str]:
     return [first, *(telling[:1] if _TENSORS_DIFFER.search(first) else [])]
 
 
-def _compared(
-    references: list[Inventory], ours: Inventory, restarts: int, graceful: bool
-) -> _Comparison:
+def _begun_anew(arm: Arm) -> dict[str, int]:
+    """By file, a restarted attempt that began it anew although a process of an earlier one had
+    opened it several times: what was in it then had been written.
+    """
+    written: Counter[str] = Counter()
+    anew: dict[str, int] = {}
+    for attempt, process in processes_of(arm):
+        opened: Counter[str] = Counter()
+        for event in process.files:
+            if event.get("op") in ("write", "rename"):
+                path = str(event.get("to") or event.get("path", ""))
+                if written[path] > 1 and not opened[path] and not event.get("append"):
+                    anew.setdefault(path, attempt)
+                opened[path] += 1
+        written |= opened
+    return anew
+
+
+def _compared(references: list[Inventory], seen: _Comparison) -> _Comparison:
     first, *others = references
-    extra = {name: content for name, content in ours.files.items() if name not in first.files}
-    seen = _Comparison(ours, extra, restarts, graceful)
+    ours = seen.ours
+    seen.extra = {name: content for name, content in ours.files.items() if name not in first.files}
+    extra = seen.extra
     for name, content in first.files.items():
         if reason := not_judged(name):
             if name not in ours.files or not _equal([content], ours.files[name]):
@@ -200,7 +233,8 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
     if content is None:
         _missing(name, theirs, seen)
         return
-    differences, aside, same = _differences(name, theirs, content, seen.restarts)
+    again = seen.anew.get(name)
+    differences, aside, same = _differences(name, theirs, content, seen.restarts, again)
     if differences and seen.graceful and _of_another_moment(theirs, content):
         seen.aside.append(
             f"{shown}: the signal had it saved at another step than in the undisturbed runs"
@@ -211,7 +245,8 @@ def _file(name: str, theirs: list[Content], seen: _Comparison) -> None:
     if differences:
         seen.broken[name] = f"{shown}: {_sentence(differences, theirs, content)}"
     elif same:
-        seen.files, seen.values = seen.files + 1, seen.values + same
+        seen.files, seen.values = seen.files + (not aside), seen.values + same
+        seen.in_part += [shown] if aside else []
     elif not aside:
         seen.undetermined(name, theirs)
 
@@ -252,7 +287,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _differences(
-    name: str, theirs: list[Content], ours: Content, restarts: int
+    name: str, theirs: list[Content], ours: Content, restarts: int, anew: int | None = None
 ) -> tuple[list[Difference], list[str], int]:
     """Differences from the values in which the undisturbed runs agree, values that are not judged,
     and how many values are the same.
@@ -260,7 +295,7 @@ def _differences(
     kind = theirs[0].kind
     if kind == "lines" and ours.kind == "lines":
         return differences_of_lines(
-            name, [content.lines for content in theirs], ours.lines, restarts
+            name, [content.lines for content in theirs], ours.lines, restarts, anew
         )
     if kind == "values":
         if ours.kind != "values":

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ecrl_cli.audit.file_names import is_of_attempt, is_series, is_step
+from ecrl_cli.errors import plural
 
 _RECORDS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _LOG = re.compile(r"\.(?:log|out|err)$|(?:^|[^a-z])logs?(?:[^a-z]|$)|std(?:out|err)", re.IGNORECASE)
@@ -37,10 +38,11 @@ class Difference:
 
 
 def differences_of_lines(
-    name: str, theirs: Sequence[Lines], ours: Lines, restarts: int
+    name: str, theirs: Sequence[Lines], ours: Lines, restarts: int, anew: int | None = None
 ) -> tuple[list[Difference], list[str], int]:
     """Differences from the lines in which the undisturbed runs agree, lines that are not judged,
-    and how many are the same.
+    and how many are the same. `anew`: an attempt that began the file anew, though an earlier one
+    had written rows of it.
     """
     path = name.lower()
     agree = all(lines == theirs[0] for lines in theirs)
@@ -53,7 +55,7 @@ def differences_of_lines(
     if path.endswith(_RECORDS):
         rows = [_rows(path, lines) for lines in (*theirs, ours)]
         if all(rows):
-            return _differences_of_rows(rows[:-1], rows[-1], restarts)
+            return _differences_of_rows(rows[:-1], rows[-1], restarts, anew)
     counts = {len(lines) for lines in (*theirs, ours)}
     if (
         _LOG.search(path)
@@ -114,18 +116,23 @@ def _differences_of_rows(
     theirs: Sequence[Mapping[tuple[str, ...], Row]],
     ours: Mapping[tuple[str, ...], Row],
     restarts: int,
+    anew: int | None,
 ) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
-    lost = [row for row in first if row not in ours]
+    lost = [
+        row
+        for row, cells in first.items()
+        if row not in ours
+        and (
+            anew is None
+            or any(_agreed(others, row, column, cells) for column in cells if not is_step(column))
+        )
+    ]
     columns: dict[str, list[tuple[int, Difference]]] = {}
     same = 0
     for place, (row, cells) in enumerate(first.items()):
         for column, due in cells.items():
-            agreed = (
-                row in ours
-                and all(other.get(row, {}).get(column) == due for other in others)
-                and not is_of_attempt(column)
-            )
+            agreed = row in ours and _agreed(others, row, column, cells)
             here = ours[row].get(column, "") if agreed else due
             same += agreed and here == due
             if here != due and "{dir}" not in due + here:
@@ -134,10 +141,14 @@ def _differences_of_rows(
                 )
     aside = (
         [f"lacks {len(lost)} of {len(first)} rows: what is not yet written is lost with a process"]
-        if lost
+        if lost and anew is None
         else []
     )
     differences = []
+    if lost and anew is not None:
+        rows = plural(len(first) - len(lost), "row")
+        kept = f"{rows} (attempt {anew} began it anew)"
+        differences.append(Difference("", f"{len(first)} rows", kept))
     for column, members in columns.items():
         places = [place for place, _ in members]
         alone = (
@@ -155,6 +166,15 @@ def _differences_of_rows(
         else:
             differences += [difference for _, difference in members]
     return differences, aside, same
+
+
+def _agreed(
+    others: Sequence[Mapping[tuple[str, ...], Row]], row: tuple[str, ...], column: str, cells: Row
+) -> bool:
+    """Whether all undisturbed runs have the same there, and it is of the training."""
+    return not is_of_attempt(column) and all(
+        other.get(row, {}).get(column) == cells[column] for other in others
+    )
 
 
 def _differences_of_documents(

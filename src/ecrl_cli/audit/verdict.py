@@ -242,7 +242,7 @@ def of_arm(
         *(samples.same_overflows(judged, reference if steady.exact else None)),
         promises.same_trajectory(judged, reference, steady),
         promises.same_end(judged, reference, steady),
-        *inside_save.recoverable(judged),
+        *inside_save.recoverable(judged, reference if steady.exact else None),
         progress.progress(judged),
         promises.complete_record(judged, reference),
     ]
