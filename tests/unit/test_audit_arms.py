@@ -580,6 +580,24 @@ def test_files_of_two_saves_are_no_checkpoint(whole: bool, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_torn_file_read_later_is_none_to_take_for_whole(mended: bool, tmp_path: Path) -> None:
+    """A cache, say: read when its turn comes, unless the attempt has written it anew."""
+    reference = judged_arm(recorded(tmp_path / "ref", process(LAST, *saved(4))))
+    first = process(6, *saved(4), file("write", "cache.bin", 6), struck("cache.bin", "torn", 6))
+    again = [file("write", "cache.bin", 2)] if mended else []
+    second = process(LAST, *again, file("read", "cache.bin", 2), first=4, attempt=1)
+    second = [line | ({"losses": [0.5]} if line.get("step", 0) > 2 else {}) for line in second]
+    died = {"exit_code": None, "signal": 9, "planned": True}
+    arm = recorded(tmp_path / "inside-save", first, second, launches=[died, {}])
+    (finding,) = recoverable(judged_arm(arm, reference), reference)
+    assert finding.status == (KEPT if mended else BROKEN)
+    assert mended or finding.message == (
+        "attempt 1 read cache.bin, which a death inside the save of step 6 had left torn, and"
+        " differs from step 7 on"
+    )
+
+
 def test_a_job_that_begins_anew_although_a_checkpoint_lay_there_has_not(tmp_path: Path) -> None:
     ((status, said),) = inside(tmp_path / "inside-save", process(LAST, attempt=1), {})
     assert (

@@ -140,25 +140,22 @@ def _after(judged: Judged, death: DeathInSave, apart: tuple[int, int] | None) ->
             RECOVERABLE, NOT_CHECKED, f"attempt {attempt} has no step on record", arm.name
         )
     if apart is not None and apart[0] == attempt:
-        damaged = _went_on_wrong(judged, death, begun, f"differs from step {apart[1]} on")
+        damaged = _went_on_wrong(judged, death, begun, apart[1])
         if damaged is not None:
             return damaged
     return _went_on(judged, death, begun, where)
 
 
 def _went_on_wrong(
-    judged: Judged, death: DeathInSave, begun: Resumed, differs: str
+    judged: Judged, death: DeathInSave, begun: Resumed, step: int
 ) -> ArmFinding | None:
     """The finding on an attempt that is the first to leave the undisturbed run, if it went on from
-    what the death had left of a save.
+    what the death had left of a save. `step`: the first that differs.
     """
-    arm = judged.arm
-    step = judged.path.offsets.get(death.attempt, 0) + death.step
-    if _torn(arm, death, begun):
-        message = (
-            f"attempt {begun.attempt} read {death.path}, which a death inside the save of step"
-        )
-        message += f" {death.step} had left {death.how}, and {differs}"
+    arm, differs = judged.arm, f"differs from step {step} on"
+    if _torn(arm, death, begun, step - 1 - judged.path.offsets.get(begun.attempt, 0)):
+        message = f"attempt {begun.attempt} read {death.path}, which a death inside the save of"
+        message += f" step {death.step} had left {death.how}, and {differs}"
     elif begun.early:
         message = (
             f"attempt {begun.attempt} went on from step {begun.after}, whose save had not ended"
@@ -171,15 +168,19 @@ def _went_on_wrong(
     return ArmFinding(RECOVERABLE, BROKEN, message, arm.name, min(step, begun.after or step))
 
 
-def _torn(arm: Arm, death: DeathInSave, begun: Resumed) -> list[str]:
-    """The file that `death` tore or left empty, if the attempt read it before its first step."""
-    return [
-        read.path
-        for read in reads(arm)
-        if read.attempt == begun.attempt
-        and read.path == death.path
-        and death.how in ("empty", "torn")
-    ]
+def _torn(arm: Arm, death: DeathInSave, begun: Resumed, until: int = 0) -> bool:
+    """Whether attempt `begun` read the file that `death` tore or left empty before it wrote it
+    itself, with at most `until` steps done.
+    """
+    if death.how not in ("empty", "torn"):
+        return False
+    for process in arm.attempts[begun.attempt]:
+        events = [
+            event for event in process.files if death.path in (event.get("path"), event.get("to"))
+        ]
+        if events and events[0].get("op") == "read" and events[0]["after_step"] <= until:
+            return True
+    return any((read.attempt, read.path) == (begun.attempt, death.path) for read in reads(arm))
 
 
 def _failed_to_start(arm: Arm, attempt: int) -> Launch | None:
@@ -205,9 +206,8 @@ def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> 
         and offsets.get(one.attempt, 0) + one.step > 0
         and FinishedCheckpoint(one.step, one.paths).families >= judged.needed
     ]
-    torn = _torn(arm, death, begun)
     if begun.after is None:
-        if not torn:
+        if not _torn(arm, death, begun):
             return ArmFinding(
                 RECOVERABLE,
                 NOT_CHECKED,
@@ -217,7 +217,7 @@ def _went_on(judged: Judged, death: DeathInSave, begun: Resumed, where: str) -> 
         return ArmFinding(
             RECOVERABLE,
             BROKEN,
-            f"attempt {begun.attempt} went on from {torn[0]}, which was {death.how} by {where}",
+            f"attempt {begun.attempt} went on from {death.path}, which was {death.how} by {where}",
             arm.name,
             death.step,
         )
