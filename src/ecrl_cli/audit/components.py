@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,8 +15,11 @@ from ecrl_cli.audit.lineage import (
 )
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
+from ecrl_cli.verify.verdict import NOT_CHECKED as NOT_CHECKED
+from ecrl_cli.verify.verdict import UNKNOWN as UNKNOWN
 
-KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
+KEPT, BROKEN = "kept", "broken"  # of one promise of one arm
+WORST_FIRST = (BROKEN, UNKNOWN, NOT_CHECKED, KEPT)
 SHOWN = 8
 
 # Components of a step, ordered by cause: a difference in one explains those in later ones, so the
@@ -247,6 +251,19 @@ def walk(path: CommittedSteps) -> Iterator[tuple[int, int, Step]]:
     for number in sorted(path.steps):
         for rank in sorted(path.steps[number]):
             yield number, rank, path.steps[number][rank][1]
+
+
+def consumed(
+    path: CommittedSteps, steps: range | None = None, rank: int | None = None
+) -> Counter[str]:
+    """How often each sample came: in `steps` only, and to `rank` only, where given."""
+    return Counter(
+        sample
+        for number in (path.steps if steps is None else path.steps.keys() & steps)
+        for one, (_, step) in path.steps[number].items()
+        if rank in (None, one)
+        for sample in step.samples
+    )
 
 
 def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:
