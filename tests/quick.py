@@ -66,6 +66,7 @@ QUICK = (
     "unit/test_docstrings.py",
     "unit/test_failures_entries.py",
     "unit/test_history_folds.py",
+    "unit/test_history_exactly_once.py",
     "unit/test_history_membership.py",
     "unit/test_metadata.py",
     "unit/test_metrics_accounts.py",

@@ -25,8 +25,9 @@ from ecrl_cli.verify import reference
 from ecrl_cli.verify.disturbance import disturbance, uninterrupted
 from ecrl_cli.verify.reference import References, bounded, origin
 from ecrl_cli.verify.registry import checks_alone
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, build_blk, build_clean, build_ref, config_of
 from tests.runs.changed import supervised
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at, without
@@ -47,10 +48,6 @@ def sweep(recorded: Path, tmp_path: Path) -> Path:
     """A copy of the sweep, to be spoilt."""
     shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
     return tmp_path / "sweep"
-
-
-def found(verdict: Verdict, promise: str) -> Finding:
-    return next(finding for finding in verdict.findings if finding.promise == promise)
 
 
 def test_a_struck_run_that_nobody_vouches_for_is_not_proven(tmp_path: Path) -> None:

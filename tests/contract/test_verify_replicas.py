@@ -18,7 +18,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_resized import said, size_of_attempt
+from tests.contract.test_verify_resized import assert_caught, said, size_of_attempt
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import SAMPLES, build_replicas, build_replicas_ref
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
@@ -158,11 +158,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_breaks_a_promise_is_caught(run: RunLayout, name: str) -> None:
-    spoil, promise, words = SPOILT[name]
-    spoil(run)
-    verdict = verify_run(run.root)
-    assert found(verdict, promise).status == INVALID, render(verdict)
-    assert any(words in text for text in said(verdict)), render(verdict)
+    assert_caught(run, *SPOILT[name], INVALID)
 
 
 def test_a_loss_that_the_reference_lacks_is_unknown(sweep: Path) -> None:

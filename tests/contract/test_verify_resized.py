@@ -46,6 +46,14 @@ def said(verdict: Verdict) -> list[str]:
     return [text for finding in verdict.findings for text in (finding.message, *finding.evidence)]
 
 
+def assert_caught(run: RunLayout, spoil: Spoil, promise: str, words: str, status: str) -> None:
+    """What `spoil` does to the run gives the promise that status, and a finding says `words`."""
+    spoil(run)
+    verdict = verify_run(run.root)
+    assert found(verdict, promise).status == status, render(verdict)
+    assert any(words in text for text in said(verdict)), render(verdict)
+
+
 def trajectory(folder: Path) -> Finding:
     return found(verify_run(folder), TRAJECTORY)
 
@@ -289,11 +297,7 @@ SPOILT: dict[str, tuple[Spoil, str, str]] = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_resize_is_caught_by_the_promise_it_broke(run: RunLayout, name: str) -> None:
-    spoil, promise, words = SPOILT[name]
-    spoil(run)
-    verdict = verify_run(run.root)
-    assert found(verdict, promise).status == INVALID, render(verdict)
-    assert any(words in text for text in said(verdict)), render(verdict)
+    assert_caught(run, *SPOILT[name], INVALID)
 
 
 def test_inputs_that_differ_are_seen_across_world_sizes(sweep: Path, run: RunLayout) -> None:

@@ -13,8 +13,9 @@ from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.failures.plan import plan
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, Verdict, render
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Verdict, render
 from ecrl_cli.verify.verify_run import verify_run
+from tests.contract.test_verify_spoilt_runs import found
 from tests.runs import builder
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
@@ -56,11 +57,7 @@ def assign_nodes(run: RunLayout, attempt: int, nodes: list[str], silent: list[st
 
 
 def records(verdict: Verdict) -> str:
-    return finding(verdict, "records-consistent").status
-
-
-def finding(verdict: Verdict, promise: str) -> Finding:
-    return next(finding for finding in verdict.findings if finding.promise == promise)
+    return found(verdict, "records-consistent").status
 
 
 def assert_kept(verdict: Verdict) -> None:
@@ -68,7 +65,7 @@ def assert_kept(verdict: Verdict) -> None:
     assert {
         found.promise for found in verdict.findings if found.status not in (VALID, NOT_CHECKED)
     } == {"same-trajectory"}, render(verdict)
-    assert finding(verdict, "same-trajectory").status == UNKNOWN
+    assert found(verdict, "same-trajectory").status == UNKNOWN
 
 
 def test_one_that_may_shrink_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +106,7 @@ def test_a_planned_failure_of_a_rank_that_went_with_its_node_is_excused_and_told
     assert_kept(verdict)
     assert (
         "entry 1 did not fire: rank 1 had gone with a node, 1 rank did step 20"
-        in finding(verdict, "failures-once").evidence
+        in found(verdict, "failures-once").evidence
     )
 
 
@@ -119,8 +116,8 @@ def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run.fired_entry(0).unlink()
     passed = shrunk(tmp_path / "again", monkeypatch, 2, "shrink", (13, 15), harmless=0)
     for verdict in (
-        finding(verify_run(run.root), "failures-once"),
-        finding(verify_run(passed.root), "failures-once"),
+        found(verify_run(run.root), "failures-once"),
+        found(verify_run(passed.root), "failures-once"),
     ):
         assert verdict.status == INVALID and "entries [0] never fired" in verdict.message
 
@@ -128,7 +125,7 @@ def test_one_that_was_there_is_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_nothing_is_excused_where_no_node_may_be_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = finding(
+    verdict = found(
         verify_run(shrunk(tmp_path, monkeypatch, 2, "requeue", (15, 20)).root), "failures-once"
     )
     assert verdict.status == INVALID and "entries [1] never fired" in verdict.message

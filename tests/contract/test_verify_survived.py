@@ -23,7 +23,7 @@ from ecrl_cli.verify.trajectory import NOT_SHOWN
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.contract.test_verify_resized import said
+from tests.contract.test_verify_resized import assert_caught
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.changed import configured
@@ -688,10 +688,7 @@ SPOILT: dict[str, tuple[Spoil, str, str, str]] = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_survival_is_caught_by_the_promise_it_broke(lossy: RunLayout, name: str) -> None:
     spoil, promise, status, words = SPOILT[name]
-    spoil(lossy)
-    verdict = verify_run(lossy.root)
-    assert found(verdict, promise).status == status, render(verdict)
-    assert any(words in text for text in said(verdict)), render(verdict)
+    assert_caught(lossy, spoil, promise, words, status)
 
 
 def test_one_that_died_before_it_logged_a_whole_step_owes_no_line_of_it(lossy: RunLayout) -> None:
@@ -750,10 +747,7 @@ ROLLED_BACK: dict[str, tuple[Spoil, str, str, str]] = {
 @pytest.mark.parametrize("name", ROLLED_BACK)
 def test_a_spoilt_rollback_is_caught(rollback: RunLayout, name: str) -> None:
     spoil, promise, status, words = ROLLED_BACK[name]
-    spoil(rollback)
-    verdict = verify_run(rollback.root)
-    assert found(verdict, promise).status == status, render(verdict)
-    assert any(words in text for text in said(verdict)), render(verdict)
+    assert_caught(rollback, spoil, promise, words, status)
 
 
 @pytest.mark.parametrize(

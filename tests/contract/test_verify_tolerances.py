@@ -21,7 +21,18 @@ from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import BOOT, WALL, build_blk
-from tests.runs.changed import attempts, kept, left, logged, ordered, sessions, supervised
+from tests.runs.changed import (
+    attempts,
+    fired,
+    kept,
+    left,
+    logged,
+    ordered,
+    sessions,
+    span,
+    supervised,
+)
+from tests.runs.sentence import told
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
 
@@ -120,13 +131,6 @@ def journal(
     return changed
 
 
-def span_of(found: RunRecords, number: int, place: int, **changes: object) -> RunRecords:
-    """With another span of rank 0."""
-    spans = list(found.logs(number).spans.events)
-    spans[place] = replace(spans[place], **changes)  # type: ignore[arg-type]
-    return left(found, number, spans=replace(found.logs(number).spans, events=tuple(spans)))
-
-
 def spans(found: RunRecords, number: int) -> tuple[Span, ...]:
     return found.logs(number).spans.events
 
@@ -141,13 +145,6 @@ def event_at(found: RunRecords, event: str, step: int, number: int) -> Checkpoin
         for line in found.logs(number).checkpoints.events
         if (line.event, line.global_step) == (event, step)
     )
-
-
-def fired(found: RunRecords, place: int, **changes: float) -> RunRecords:
-    return replace(
-        found,
-        fired=tuple(replace(f, **changes) if n == place else f for n, f in enumerate(found.fired)),
-    )  # type: ignore[arg-type]
 
 
 def own_clock_late(by: float) -> float:
@@ -382,27 +379,27 @@ BOUNDS: dict[str, Bound] = {
     ),
     "an open second between two spans": Bound(
         time_conserved,
-        lambda found, by: span_of(found, 1, 3, start=spans(found, 1)[2].end + by),
+        lambda found, by: span(found, 1, 3, start=spans(found, 1)[2].end + by),
         "attempt 1 rank 0 leaves 0.000002 s open between load and compute (step 7)",
     ),
     "a second in two spans": Bound(
         time_conserved,
-        lambda found, by: span_of(found, 1, 3, start=spans(found, 1)[2].end - by),
+        lambda found, by: span(found, 1, 3, start=spans(found, 1)[2].end - by),
         "attempt 1 rank 0 leaves 0.000002 s counted twice between load and compute (step 7)",
     ),
     "spans before the launch": Bound(
         time_conserved,
-        lambda found, by: span_of(found, 1, 0, start=found.attempts[1].launched_at - by),
+        lambda found, by: span(found, 1, 0, start=found.attempts[1].launched_at - by),
         "the spans of attempt 1 rank 0 begin before the launch",
     ),
     "spans after the next launch": Bound(
         time_conserved,
-        lambda found, by: span_of(found, 0, -1, end=found.attempts[1].launched_at + by),
+        lambda found, by: span(found, 0, -1, end=found.attempts[1].launched_at + by),
         "the spans of attempt 0 rank 0 end 0.000002 s after its process was over",
     ),
     "spans after the end of an attempt that ended well": Bound(
         time_conserved,
-        lambda found, by: span_of(found, 2, -1, end=ended(found, 2) + by),
+        lambda found, by: span(found, 2, -1, end=ended(found, 2) + by),
         "the spans of attempt 2 rank 0 end 0.000002 s after its process was over",
     ),
     "the clock stopped before the last work": Bound(
@@ -542,10 +539,6 @@ BOUNDS: dict[str, Bound] = {
         "states",
     ),
 }
-
-
-def told(finding: Finding, words: str) -> bool:
-    return any(words in text for text in (finding.message, *finding.evidence))
 
 
 @pytest.mark.parametrize("name", BOUNDS)

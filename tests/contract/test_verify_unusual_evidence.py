@@ -88,6 +88,7 @@ from tests.runs.changed import (
     ordered,
     supervised,
 )
+from tests.runs.sentence import told
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -109,10 +110,6 @@ def read(sweep: Path, name: str) -> RunRecords:
 
 def copied(sweep: Path, name: str, folder: Path) -> RunLayout:
     return RunLayout(Path(shutil.copytree(sweep / name, folder / name, symlinks=True)))
-
-
-def told(finding: Finding, words: str) -> bool:
-    return any(words in text for text in (finding.message, *finding.evidence))
 
 
 def assert_said(finding: Finding, status: str, words: str = "") -> None:

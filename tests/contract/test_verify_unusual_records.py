@@ -36,6 +36,7 @@ from tests.runs.changed import (
     supervised,
 )
 from tests.runs.faulted import build_bereft
+from tests.runs.sentence import told
 
 Check = Callable[[Case], Finding]
 
@@ -58,10 +59,6 @@ def bereft(tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     sessions.
     """
     return load(build_bereft(tmp_path_factory.mktemp("bereft")))
-
-
-def told(finding: Finding, words: str) -> bool:
-    return any(words in text for text in (finding.message, *finding.evidence))
 
 
 def restarted(found: RunRecords) -> RunRecords:

@@ -23,7 +23,7 @@ from tests.runs.spoilt_metrics import SPOILT_METRICS
 from tests.runs.spoilt_record import RECORD, SPOILT_RECORD
 from tests.runs.spoilt_redteam import REDTEAM, SPOILT_REDTEAM
 from tests.runs.spoilt_stalls import STALLS
-from tests.runs.spoilt_store import SPOILT_STORE
+from tests.runs.spoilt_store import SPOILT_STORE, attempts
 
 Spoil = Callable[[RunLayout], Any]
 ONCE, INPUT, TRAJECTORY, TIME = "exactly-once", "same-input", "same-trajectory", "time-conserved"
@@ -57,13 +57,6 @@ def swap_two_samples(layout: RunLayout) -> None:
 def swap_two_windows(layout: RunLayout) -> None:
     for rank in range(2):
         swap_lines(layout, (0, rank, 3), (0, rank, 4), "sample_ids_hash", "inputs_hash")
-
-
-def attempts(layout: RunLayout, edit: Callable[[list[dict[str, Any]]], Any]) -> None:
-    def apply(document: dict[str, Any]) -> None:
-        edit(document["attempts"])
-
-    edit_json(layout.supervisor, apply)
 
 
 def resume_from(layout: RunLayout, attempt: int, step: int, sha: str) -> None:

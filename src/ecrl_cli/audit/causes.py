@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 
 from ecrl_cli.audit.components import (
@@ -11,6 +10,7 @@ from ecrl_cli.audit.components import (
     GENERATORS,
     MEANING,
     Judged,
+    consumed,
     in_words,
     named,
     optimizers_apart,
@@ -18,6 +18,7 @@ from ecrl_cli.audit.components import (
 from ecrl_cli.audit.lineage import CommittedSteps, Resumed
 from ecrl_cli.audit.steps import Step
 from ecrl_cli.errors import plural
+from ecrl_cli.history.exactly_once import discrepancies
 
 # pairs of samples that tell a shuffle from a position, and the share of them that chance leaves
 FEWEST_PAIRS, SHUFFLED = 6, 0.25
@@ -207,18 +208,8 @@ def _watched_apart(due: Step, ours: Step) -> list[str]:
 
 def is_order(ours: CommittedSteps, due: CommittedSteps, step: int, rank: int, until: int) -> bool:
     """Whether the samples of `rank` from `step` to `until` are the due ones in another order."""
-
-    def consumed(path: CommittedSteps) -> Counter[str]:
-        numbers = [
-            number
-            for number in path.steps
-            if step <= number <= until and rank in path.steps[number]
-        ]
-        return Counter(
-            sample for number in numbers for sample in path.steps[number][rank][1].samples
-        )
-
-    return consumed(ours) == consumed(due)
+    steps = range(step, until + 1)
+    return not discrepancies(consumed(ours, steps, rank), consumed(due, steps, rank))
 
 
 def is_shuffled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,8 +15,11 @@ from ecrl_cli.audit.lineage import (
 )
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.steps import Optimizers, Step
+from ecrl_cli.verify.verdict import NOT_CHECKED as NOT_CHECKED
+from ecrl_cli.verify.verdict import UNKNOWN as UNKNOWN
 
-KEPT, BROKEN, UNKNOWN, NOT_CHECKED = "kept", "broken", "unknown", "not checked"
+KEPT, BROKEN = "kept", "broken"  # of one promise of one arm
+WORST_FIRST = (BROKEN, UNKNOWN, NOT_CHECKED, KEPT)
 SHOWN = 8
 
 # Components of a step, ordered by cause: a difference in one explains those in later ones, so the
@@ -264,6 +268,19 @@ def steps_apart(judged: Judged, reference: Judged) -> dict[int, list[int]]:
                 if undisturbed and {*differing(step, undisturbed[1], place == 0)} - aside:
                     numbers.append(number)
     return apart
+
+
+def consumed(
+    path: CommittedSteps, steps: range | None = None, rank: int | None = None
+) -> Counter[str]:
+    """How often each sample came: in `steps` only, and to `rank` only, where given."""
+    return Counter(
+        sample
+        for number in (path.steps if steps is None else path.steps.keys() & steps)
+        for one, (_, step) in path.steps[number].items()
+        if rank in (None, one)
+        for sample in step.samples
+    )
 
 
 def unrecorded(judged: Judged, reference: Judged, components: tuple[str, ...]) -> str:

@@ -191,16 +191,11 @@ def resume_kinds(arms: Iterable[Arm]) -> frozenset[str]:
     needed: frozenset[str] | None = None
     for arm in arms:
         saves = [FinishedCheckpoint(one.step, one.paths) for one in checkpoints(arm) if one.step]
-        loaded: dict[int, list[str]] = {}
-        for one in reads(arm):
-            loaded.setdefault(one.attempt, []).append(one.path)
-        trained = {
-            number
-            for number, made in arm.attempts.items()
-            if any(process.steps for process in made)
-        }
-        for paths in (paths for number, paths in loaded.items() if number in trained):
-            if kinds := _kinds_of(paths, saves):
+        read = reads(arm)
+        for number, made in arm.attempts.items():
+            trained = any(process.steps for process in made)
+            loaded = (one.path for one in read if one.attempt == number)
+            if trained and (kinds := _kinds_of(loaded, saves)):
                 needed = kinds if needed is None else needed & kinds
     return needed or frozenset()
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment
 
 from ecrl_cli import __version__
-from ecrl_cli.audit.components import BROKEN, COMPONENTS, KEPT, UNKNOWN, Judged, value_of
+from ecrl_cli.audit.components import BROKEN, COMPONENTS, WORST_FIRST, Judged, value_of
 from ecrl_cli.audit.costs import costs_of
 from ecrl_cli.audit.progress import ending
 from ecrl_cli.audit.records import Launch
@@ -30,8 +30,7 @@ STATES = {
     "not compared": "not compared",
     "equal": "equal to the undisturbed run",
 }
-_ORDER = {BROKEN: 0, UNKNOWN: 1, "not checked": 2, KEPT: 3}
-_SIGNS = {BROKEN: "\u2717", UNKNOWN: "?", "not checked": "\u2013", KEPT: "\u2713"}
+_SIGNS = dict(zip(WORST_FIRST, "\u2717?\u2013\u2713", strict=True))
 _LAST_BYTES, _LAST_LINES = 4000, 6  # of what an attempt printed
 
 _TEMPLATE = """<!doctype html>
@@ -142,7 +141,7 @@ def page(
 
 def _counted(statuses: list[str]) -> str:
     return ", ".join(
-        f"{statuses.count(status)} {status}" for status in _ORDER if status in statuses
+        f"{statuses.count(status)} {status}" for status in WORST_FIRST if status in statuses
     )
 
 

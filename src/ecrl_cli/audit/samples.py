@@ -19,14 +19,15 @@ from ecrl_cli.audit.components import (
     ArmFinding,
     Judged,
     compare,
+    consumed,
     unequal,
     unrecorded,
     value_of,
     walk,
 )
-from ecrl_cli.audit.lineage import CommittedSteps
 from ecrl_cli.audit.steps import MAX_STEP, Step
 from ecrl_cli.errors import plural
+from ecrl_cli.history.exactly_once import counted, discrepancies, in_order
 
 PERSISTENT = (
     "the loader has persistent_workers=True: it draws no seed in later epochs, and a new one does,"
@@ -53,42 +54,24 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
         return ArmFinding(promise, UNKNOWN, gap, arm)
     if judged.path.resized:
         return _by_all_ranks(judged, reference)
-    for number in sorted(judged.path.steps):
-        for rank, (attempt, step) in sorted(judged.path.steps[number].items()):
-            due = reference.path.steps.get(number, {}).get(rank)
-            if (
-                due is None
-                or not step.samples
-                or not due[1].samples
-                or step.samples == due[1].samples
-            ):
-                continue
-            if (
-                judged.path.is_first(number, attempt)
-                and step.samples == due[1].samples[-len(step.samples) :]
-            ):
-                continue  # the attempt went on after some of the step's micro-batches
-            if said := _overflowed(
-                judged, reference, (_skips(judged), _skips(reference)), number, rank
-            ):
-                return ArmFinding(
-                    promise,
-                    NOT_CHECKED,
-                    f"{said}: from there on the steps have other samples by nature",
-                    arm,
-                    number,
-                )
-            if why := _follows_from_before(judged, reference, number, attempt):
-                return ArmFinding(promise, NOT_CHECKED, why, arm, number)
-            evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
-            return ArmFinding(
-                promise,
-                BROKEN,
-                _told(judged, reference, (number, rank, attempt), step),
-                arm,
-                number,
-                evidence,
-            )
+    for number, rank, step in walk(judged.path):
+        due = reference.path.steps.get(number, {}).get(rank)
+        if due is None or in_order(step.samples or None, due[1].samples or None):
+            continue
+        attempt = judged.path.steps[number][rank][0]
+        if (
+            judged.path.is_first(number, attempt)
+            and step.samples == due[1].samples[-len(step.samples) :]
+        ):
+            continue  # the attempt went on after some of the step's micro-batches
+        skips = _skips(judged), _skips(reference)
+        if said := _overflowed(judged, reference, skips, number, rank):
+            said += ": from there on the steps have other samples by nature"
+        if said := said or _follows_from_before(judged, reference, number, attempt):
+            return ArmFinding(promise, NOT_CHECKED, said, arm, number)
+        evidence = (_first_ids(step, due[1]), *_hints(judged, attempt))
+        said = _told(judged, reference, (number, rank, attempt), step)
+        return ArmFinding(promise, BROKEN, said, arm, number, evidence)
     compared = [(number, rank) for number, rank in known if number <= reference.path.last]
     said = f"{_steps_of_ranks(compared)} consumed the samples of the undisturbed run, in its order"
     said += ", which ended there" if judged.path.last > reference.path.last else ""
@@ -240,13 +223,9 @@ def _by_all_ranks(judged: Judged, reference: Judged) -> ArmFinding:
     consumed what they did in the undisturbed run; where a step is of another size, each sample came
     as often.
     """
-    for number, ranks in judged.path.steps.items():
-        due = reference.path.steps.get(number, {})
-        ours, theirs = (
-            Counter(sample for _, step in found.values() for sample in step.samples)
-            for found in (ranks, due)
-        )
-        if ours != theirs:
+    for number in judged.path.steps:
+        step = range(number, number + 1)
+        if discrepancies(consumed(judged.path, step), consumed(reference.path, step)):
             return _as_often(judged, reference)
     sizes = " and ".join(
         str(size)
@@ -263,22 +242,22 @@ def _by_all_ranks(judged: Judged, reference: Judged) -> ArmFinding:
 def _as_often(judged: Judged, reference: Judged) -> ArmFinding:
     """Each sample occurs as often as in the undisturbed run, in any order."""
     promise, arm = "exactly once", judged.arm.name
-    ours, theirs = (_samples(j.path, judged.path.last) for j in (judged, reference))
+    until = range(judged.path.last + 1)
     before = _before_a_restart(judged, reference)
-    if ours + before != theirs:  # else: of a job that ended early `same end` tells
-        ours, theirs = _samples(judged.path), _samples(reference.path)
-    ours += before
-    extra, missing = ours - theirs, theirs - ours
-    if not extra and not missing:
+    ours, theirs = (consumed(run.path, until) for run in (judged, reference))
+    if discrepancies(ours + before, theirs):  # else: of a job that ended early `same end` tells
+        ours, theirs = (consumed(run.path) for run in (judged, reference))
+    counts = counted(ours + before, theirs)
+    if not counts.too_often and not counts.missing:
         return ArmFinding(
             promise,
             KEPT,
-            f"each of {plural(sum(ours.values()), 'sample')} came as often as in the undisturbed"
+            f"each of {plural(counts.consumed, 'sample')} came as often as in the undisturbed"
             " run; their order is not judged",
             arm,
         )
     said = (
-        f"{plural(sum(extra.values()), 'sample')} came too often and {sum(missing.values())} are"
+        f"{plural(counts.too_often, 'sample')} came too often and {counts.missing} are"
         f" missing, of {sum(theirs.values())}"
     )
     first = _first_different_samples(judged, reference)
@@ -303,13 +282,6 @@ def _before_a_restart(judged: Judged, reference: Judged) -> Counter[str]:
         if done and due[1].samples == done + step.samples:
             found.update(done)
     return found
-
-
-def _samples(path: CommittedSteps, last: int = MAX_STEP) -> Counter[str]:
-    """How often each sample came up to step `last`."""
-    return Counter(
-        sample for number, _, step in walk(path) if number <= last for sample in step.samples
-    )
 
 
 def _first_different_samples(judged: Judged, reference: Judged) -> int | None:
@@ -368,17 +340,9 @@ def _never_came(judged: Judged, reference: Judged, steps: range) -> str:
     """Words on the samples due in an epoch's `steps` that none of them consumed; empty if all
     came.
     """
-    ours, due = (
-        Counter(
-            sample
-            for number, _, step in walk(run.path)
-            if number in steps
-            for sample in step.samples
-        )
-        for run in (judged, reference)
-    )
-    missing = sum((due - ours).values())
-    return f", and {missing} of the epoch's {sum(due.values())} never" if missing else ""
+    counts = counted(consumed(judged.path, steps), due := consumed(reference.path, steps))
+    of_all = f"{counts.missing} of the epoch's {sum(due.values())} never"
+    return f", and {of_all}" if counts.missing else ""
 
 
 def _shuffle_lost(judged: Judged, reference: Judged, attempt: int, rank: int) -> str:

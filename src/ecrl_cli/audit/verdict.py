@@ -14,6 +14,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     NOT_CHECKED,
     UNKNOWN,
+    WORST_FIRST,
     ArmFinding,
     Judged,
     judged_arm,
@@ -28,8 +29,8 @@ from ecrl_cli.audit.same_files import same_files
 from ecrl_cli.audit.steps import MAX_STEP
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing, plural
+from ecrl_cli.verify.verdict import INVALID, VALID
 
-EXIT_CODES = {"valid": 0, "invalid": 1, "unknown": 3}
 # Promises that a valid verdict requires.
 REQUIRED = ("exactly once", "same trajectory", "same end")
 # Promises ordered by cause: the earliest broken one is the diagnosis.
@@ -86,12 +87,11 @@ class AuditVerdict:
         """The findings: the one that decided, then those that broke by step and by cause, then the
         rest.
         """
-        statuses = (BROKEN, UNKNOWN, NOT_CHECKED, KEPT)
 
         def place(finding: ArmFinding) -> tuple[bool, int, int, int]:
             by_cause = _by_cause(finding) if finding.status == BROKEN else (0, 0)
             decided = finding.message == self.diagnosis
-            return (not decided, statuses.index(finding.status), *by_cause)
+            return (not decided, WORST_FIRST.index(finding.status), *by_cause)
 
         return sorted(self.findings, key=place)
 
@@ -173,7 +173,7 @@ def judge(
         unlike = ArmFinding("deterministic", UNKNOWN, said)
     if unlike := unlike or promises.in_several_processes(references):
         arms, others = ([judged_arm(arm) for arm in some] for some in (faulted, references))
-        return AuditVerdict("unknown", unlike.message, (unlike,), (), tuple(arms), tuple(others))
+        return AuditVerdict(UNKNOWN, unlike.message, (unlike,), (), tuple(arms), tuple(others))
     undisturbed = [judged_arm(arm) for arm in references]
     for other in undisturbed[1:]:
         other.ignored = components.unseeded(undisturbed)
@@ -334,13 +334,13 @@ def _verdict(
                 ),
                 first,
             )
-        status, diagnosis = "invalid", first.message
+        status, diagnosis = INVALID, first.message
     elif troubles:
-        status, diagnosis = "unknown", f"the recorder could not see everything: {troubles[0]}"
+        status, diagnosis = UNKNOWN, f"the recorder could not see everything: {troubles[0]}"
     elif open_ones:
-        status, diagnosis = "unknown", open_ones[0].message
+        status, diagnosis = UNKNOWN, open_ones[0].message
     elif missing or not arms:
-        status = "unknown"
+        status = UNKNOWN
         diagnosis = (
             f"{missing[0].promise} was not checked: {missing[0].message}"
             if missing
@@ -360,7 +360,7 @@ def _verdict(
         )
         missed = sum(len(progress.not_reached(judged.arm)) for judged in arms)
         further = f" ({progress.say_missed(missed)})" if missed else ""
-        status, diagnosis = "valid", " and ".join(parts) + further
+        status, diagnosis = VALID, " and ".join(parts) + further
     return AuditVerdict(
         status, diagnosis, tuple(findings), troubles, tuple(arms), tuple(references)
     )
@@ -394,10 +394,10 @@ def render(verdict: AuditVerdict, name: str) -> str:
     """
     lines = [f"{name}: {verdict.status}: {verdict.diagnosis}{verdict.where}"]
     unseen = [f"  not seen    {trouble}" for trouble in verdict.troubles[:8]]
-    lines += unseen if verdict.status == "unknown" else []  # then they decided
+    lines += unseen if verdict.status == UNKNOWN else []  # then they decided
     for finding in _folded(verdict.in_order()):
         where = f" [{finding.arm}]" if finding.arm else ""
         lines.append(f"  {finding.status:<12}{finding.promise}{where}: {finding.message}")
         if finding.status != KEPT:
             lines += [f"              {text}" for text in finding.evidence]
-    return "\n".join([*lines, *([] if verdict.status == "unknown" else unseen)])
+    return "\n".join([*lines, *([] if verdict.status == UNKNOWN else unseen)])

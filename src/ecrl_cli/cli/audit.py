@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ecrl_cli.audit.records import Arm
-from ecrl_cli.audit.verdict import EXIT_CODES, AuditVerdict, render
+from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.ci import FAILED, PASSED, SKIPPED, CiCase, Suite, check_report, tell
 from ecrl_cli.cli.console import Parser, out, restrict, say
 from ecrl_cli.errors import ConfigError, shown
+from ecrl_cli.verify.verdict import EXIT_CODES
 
 PRIMARY = "audit"
 _TEXTS = ("audit.resume", "audit.elastic", "run_dir")

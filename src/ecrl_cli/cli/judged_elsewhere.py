@@ -61,7 +61,8 @@ def judged(folder: Path) -> VerifyOutput:
 def _audit(folder: Path) -> VerifyOutput:
     """Judges the recording again, and writes audit.json and the page as `ecrl audit DIR` does."""
     from ecrl_cli.audit.audit import asked_of, judge_folder, order_of, write_result
-    from ecrl_cli.audit.verdict import EXIT_CODES, render
+    from ecrl_cli.audit.verdict import render
+    from ecrl_cli.verify.verdict import EXIT_CODES
 
     asked = asked_of(folder)
     verdict = judge_folder(folder, None, order_of(asked))

@@ -47,11 +47,10 @@ from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.run_lock import held
 from ecrl_cli.verify.reference import References
 from ecrl_cli.verify.seal import in_run
-from ecrl_cli.verify.verdict import render
+from ecrl_cli.verify.verdict import EXIT_CODES, render
 from ecrl_cli.verify.verify_run import named, verify_run
 
 T = TypeVar("T")
-_EXIT = {"valid": 0, "invalid": 1, "unknown": 3}
 WORST_FIRST = (5, 4, 1, 2, 3, 0)
 
 
@@ -318,7 +317,7 @@ def judge(run: Path, reference: Path | None, known: References) -> VerifyOutput:
         _keep(run, document, against, _apart(run, against, known))
     else:
         text += "\n  not stored: the records go on"
-    return VerifyOutput(text, document, _EXIT[verdict.status])
+    return VerifyOutput(text, document, EXIT_CODES[verdict.status])
 
 
 def _apart(run: Path, reference: RunLayout | None, known: References) -> dict[str, Any] | None:

@@ -104,11 +104,11 @@ def ancestry(records: RunRecords, attempt: int, until: int) -> Lineage:
                 " reached"
             )
         segments.append(Segment(attempt, record.world_size, after, until, record.memory))
-        found = _before(records, record)
-        if found is None:
+        earlier = _before(records, record)
+        if earlier is None:
             break
-        gap = gap or found if isinstance(found, str) else gap
-        attempt, until = (found, after) if isinstance(found, int) else (attempt, until)
+        gap = gap or earlier if isinstance(earlier, str) else gap
+        attempt, until = (earlier, after) if isinstance(earlier, int) else (attempt, until)
     return Lineage(tuple(reversed(segments)), (gap,) if gap else ())
 
 
@@ -302,39 +302,39 @@ def covered(records: RunRecords, segment: Segment) -> list[tuple[RankColumns, sl
     logs, steps = records.logs(segment.attempt).ranks, len(segment.steps())
     if records.columns is None or set(logs) != set(range(segment.world_size)):
         return None
-    found = []
+    rows_by_rank = []
     for rank in range(segment.world_size):
         columns = records.columns.get((segment.attempt, rank))
         rows = columns.rows(segment.after, segment.until) if columns else slice(0, 0)
         if columns is None or rows.stop - rows.start != steps:
             return None
-        found.append((columns, rows))
-    return found
+        rows_by_rank.append((columns, rows))
+    return rows_by_rank
 
 
 def lines_of(records: RunRecords, segment: Segment) -> dict[tuple[int, int], list[RankLine]]:
     """The ranks' lines of a segment, by (step, rank); more than one line if a step was logged
     twice.
     """
-    found: dict[tuple[int, int], list[RankLine]] = {}
+    by_place: dict[tuple[int, int], list[RankLine]] = {}
     for rank, lines in records.logs(segment.attempt).ranks.items():
         for line in lines.events:
             if segment.after < line.global_step <= segment.until:
-                found.setdefault((line.global_step, rank), []).append(line)
-    return found
+                by_place.setdefault((line.global_step, rank), []).append(line)
+    return by_place
 
 
 def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
     """Committed losses by step and rank, or by step and replica (the first line if there are
     several); both sorted.
     """
-    found: dict[int, dict[int, float]] = {}
+    by_step: dict[int, dict[int, float]] = {}
     for segment in path.segments:
         for (step, _), lines in lines_of(records, segment).items():
-            found.setdefault(step, {}).update(
+            by_step.setdefault(step, {}).update(
                 losses_of(lines[0], records.stored.config.elastic.replicas)
             )
-    return {step: dict(sorted(by_rank.items())) for step, by_rank in sorted(found.items())}
+    return {step: dict(sorted(by_rank.items())) for step, by_rank in sorted(by_step.items())}
 
 
 def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
@@ -344,11 +344,11 @@ def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
         return {
             step: _mean(tuple(by_rank.values())) for step, by_rank in losses(records, path).items()
         }
-    found: dict[int, float | None] = {}
+    means: dict[int, float | None] = {}
     for segment, ranks in zip(path.segments, there, strict=True):
         by_step = zip(*(columns.loss[rows].tolist() for columns, rows in ranks or ()), strict=True)
-        found |= zip(segment.steps(), map(_mean, by_step), strict=True)
-    return dict(sorted(found.items()))
+        means |= zip(segment.steps(), map(_mean, by_step), strict=True)
+    return dict(sorted(means.items()))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -370,8 +370,12 @@ def evaluations(records: RunRecords, path: Lineage) -> dict[int, Evaluation]:
     """Quality after each evaluated step of the committed sequence, sorted by step: the one that was
     measured last, if several were.
     """
-    found = {each.global_step: each for a in records.attempt_logs for each in a.evaluations.events}
-    return {step: each for step, each in sorted(found.items()) if step <= path.last_step}
+    by_step = {
+        measured.global_step: measured
+        for a in records.attempt_logs
+        for measured in a.evaluations.events
+    }
+    return {step: by_step[step] for step in sorted(by_step) if step <= path.last_step}
 
 
 class LineChains:

@@ -173,8 +173,8 @@ def _epochs(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         counts = epoch_counts(Case(bounded(run.input.layout)))
     except (EcrlError, OSError):
         return
-    for count in counts:
-        yield *identity, *astuple(count)
+    for epoch, count in counts.items():
+        yield *identity, epoch, *astuple(count)
 
 
 def _distances(run: Run, identity: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

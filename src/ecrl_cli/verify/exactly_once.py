@@ -1,18 +1,18 @@
-"""In the committed sequence every sample occurs exactly once per epoch or is recorded as
-lost, counted from the ranks' logs.
+"""Exactly once (`history.exactly_once`) by the ranks' logs: every sample of an epoch, or it is
+recorded as lost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import chain, pairwise
 
 from ecrl_cli.config.elastic import fits, owned, share
 from ecrl_cli.data.order import epoch_order, ids_hash, position, shard, steps_per_epoch, window
 from ecrl_cli.errors import plural
+from ecrl_cli.history.exactly_once import SampleCounts, counted, in_order
 from ecrl_cli.history.lineage import Segment, covered, lines_of, seen_before, steps_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import lost_samples
@@ -45,13 +45,13 @@ def exactly_once(case: Case) -> Finding:
     for segment in case.path.segments:
         _check_segment(case, segment, excused, notes)
     _check_contents(case, plan, notes)
-    counted = _check_epochs(case, plan, excused, notes)
+    consumed = _check_epochs(case, plan, excused, notes)
     steps = sum(len(s.steps()) for s in case.path.segments)
     kept = (
-        f"{plural(steps, 'step')}, {plural(counted, 'sample')} in the committed sequence:"
+        f"{plural(steps, 'step')}, {plural(consumed, 'sample')} in the committed sequence:"
         " duplicates 0, missing 0, extra 0"
     )
-    return notes.finding(kept + _accounts(case, counted), checked=steps > 0)
+    return notes.finding(kept + _accounts(case, consumed), checked=steps > 0)
 
 
 def _plan(case: Case, size: int) -> Schedule:
@@ -71,7 +71,7 @@ def _plan(case: Case, size: int) -> Schedule:
     )
 
 
-def _accounts(case: Case, counted: int) -> str:
+def _accounts(case: Case, consumed: int) -> str:
     """For a run continued by survivors: how many samples were applied, replayed, or recorded as
     lost.
     """
@@ -82,7 +82,7 @@ def _accounts(case: Case, counted: int) -> str:
     for attempt, _, line in every_line(case.run):
         replayed += line.sample_ids_count if line.global_step <= before.get(attempt, 0) else 0
     return (
-        f"; {counted - lost} applied to every layer, {replayed} replayed, {lost} on record as lost"
+        f"; {consumed - lost} applied to every layer, {replayed} replayed, {lost} on record as lost"
     )
 
 
@@ -131,13 +131,13 @@ def _check_segment(
     """
     if covered(case.run, segment) is not None:
         return
-    found = lines_of(case.run, segment)
+    logged = lines_of(case.run, segment)
     logs = case.run.logs(segment.attempt).ranks
     for rank in range(segment.world_size):
         absent = [
             step
             for step in segment.steps()
-            if (step, rank) not in found and (segment.attempt, rank, step) not in excused
+            if (step, rank) not in logged and (segment.attempt, rank, step) not in excused
         ]
         if not absent:
             continue
@@ -152,7 +152,7 @@ def _check_segment(
             )
         else:
             notes.broken(f"{where} left no line: missing")
-    for (step, rank), lines in found.items():
+    for (step, rank), lines in logged.items():
         if len(lines) > 1:
             notes.broken(
                 f"step {step} was logged {len(lines)} times by attempt {segment.attempt} rank"
@@ -185,7 +185,7 @@ def _check_contents(case: Case, plan: Schedule, notes: FindingBuilder) -> None:
             )
         if line.world_size and (wrong := _wrong_losses(case, line)):
             notes.broken(f"{who} {wrong}")
-        if plan.hashes.get(place) != line.sample_ids_hash and place in plan.hashes:
+        if not in_order(line.sample_ids_hash, plan.hashes.get(place)):
             notes.broken(f"{who} logged {_whose(line, plan)}")
 
 
@@ -219,91 +219,68 @@ def _whose(line: RankLine, plan: Schedule) -> str:
     return f"the shard of step {nearest.step} rank {nearest.rank}"
 
 
-@dataclass(frozen=True)
-class EpochCount:
-    """The part of an epoch in the committed sequence, in samples. `consumed`: with those that occur
-    more than once; `missing`: due, and not on record; `extra`: of no step that is committed.
+def epoch_counts(case: Case) -> dict[int, SampleCounts]:
+    """The counts of each epoch in the committed sequence, by the logs; none where the size of the
+    data set is not known.
     """
-
-    epoch: int
-    consumed: int
-    duplicates: int
-    missing: int
-    extra: int
-
-
-def epoch_counts(case: Case) -> tuple[EpochCount, ...]:
-    """The counts of each epoch, by the logs; none where the size of the data set is not known."""
     if case.run.dataset is None:
-        return ()
+        return {}
     excused = survivals(case, FindingBuilder(PROMISE))
-    return tuple(_counted(case, _plan(case, case.run.dataset.size), excused))
+    return _counted(case, _plan(case, case.run.dataset.size), excused)
 
 
 def _check_epochs(
     case: Case, plan: Schedule, excused: frozenset[Line], notes: FindingBuilder
 ) -> int:
     """Judges each epoch by its counts; returns how many samples were seen."""
-    total = 0
-    for count in _counted(case, plan, excused):
-        total += count.consumed
-        if count.duplicates or count.extra:
+    counts = _counted(case, plan, excused)
+    for epoch, count in counts.items():
+        if count.too_often:
             notes.broken(
-                f"epoch {count.epoch}: duplicates {count.duplicates}, missing {count.missing},"
+                f"epoch {epoch}: duplicates {count.duplicates}, missing {count.missing},"
                 f" extra {count.extra}"
             )
         elif count.missing:
             notes.missing(
-                f"epoch {count.epoch}:"
-                f" {plural(count.missing, 'sample is', 'samples are')} not on record"
+                f"epoch {epoch}: {plural(count.missing, 'sample is', 'samples are')} not on record"
             )
-    return total
+    return sum(count.consumed for count in counts.values())
 
 
-def _counted(case: Case, plan: Schedule, excused: frozenset[Line]) -> Iterator[EpochCount]:
+def _counted(case: Case, plan: Schedule, excused: frozenset[Line]) -> dict[int, SampleCounts]:
     """Counts samples per epoch from the logged hashes, and from survivor reports that stand in for
     a line.
     """
+    if (whole := _counted_whole(case, plan, excused)) is not None:
+        return whole
     seen: Counter[BatchPosition] = Counter()
-    expected: set[BatchPosition] = set()
-    extra: Counter[int] = Counter()
-    if whole := _counted_whole(case, plan, excused):
-        yield from whole
-        return
+    scheduled: dict[BatchPosition, int] = {}
+    of_no_shard: Counter[int] = Counter()
     for segment in case.path.segments:
-        expected |= {
-            BatchPosition(step, rank, segment.world_size)
-            for step in segment.steps()
-            for rank in range(segment.world_size)
-        }
-        seen.update(
-            BatchPosition(step, r, segment.world_size)
-            for attempt, r, step in excused
-            if attempt == segment.attempt and step in segment.steps()
-        )
-        for lines in lines_of(case.run, segment).values():
-            for line in lines:
-                place = _observed(line, plan)
-                if place:
-                    seen[place] += 1
-                else:
-                    extra[line.epoch] += line.sample_ids_count
-    local = {p: shard_size(case, p) for p in expected | set(seen)}
-    by_epoch: dict[int, list[BatchPosition]] = {}
-    for p in local:
-        by_epoch.setdefault(plan.epoch_and_cursor(p.step)[0], []).append(p)
-    for epoch in sorted(by_epoch.keys() | extra.keys()):
-        here = by_epoch.get(epoch, [])
-        yield EpochCount(
-            epoch,
-            consumed=sum(seen[p] * local[p] for p in here),
-            duplicates=sum((seen[p] - 1) * local[p] for p in here if seen[p] > 1),
-            missing=sum(local[p] for p in here if p in expected and not seen[p]),
-            extra=extra[epoch] + sum(local[p] for p in here if seen[p] and p not in expected),
-        )
+        for step in segment.steps():
+            for rank in range(segment.world_size):
+                place = BatchPosition(step, rank, segment.world_size)
+                scheduled[place] = 1
+                seen[place] += (segment.attempt, rank, step) in excused
+        for line in chain.from_iterable(lines_of(case.run, segment).values()):
+            if logged := _observed(line, plan):
+                seen[logged] += 1
+            else:
+                of_no_shard[line.epoch] += line.sample_ids_count
+    by_epoch: dict[int, list[BatchPosition]] = {epoch: [] for epoch in of_no_shard}
+    for place in scheduled | seen:
+        by_epoch.setdefault(plan.epoch_and_cursor(place.step)[0], []).append(place)
+    counts = {}
+    for epoch, places in sorted(by_epoch.items()):
+        consumed, wanted = ({p: of[p] for p in places if p in of} for of in (seen, scheduled))
+        count = counted(consumed, wanted, partial(shard_size, case))
+        counts[epoch] = replace(count, extra=count.extra + of_no_shard[epoch])
+    return counts
 
 
-def _counted_whole(case: Case, plan: Schedule, excused: frozenset[Line]) -> list[EpochCount] | None:
+def _counted_whole(
+    case: Case, plan: Schedule, excused: frozenset[Line]
+) -> dict[int, SampleCounts] | None:
     """The counts of a run that has all committed lines once, each with the samples due, so that
     only steps are counted; None if it is not one.
     """
@@ -323,7 +300,7 @@ def _counted_whole(case: Case, plan: Schedule, excused: frozenset[Line]) -> list
             steps[epoch] += end - segment.after
             segment = replace(segment, after=end)
     batch = case.run.stored.config.global_batch
-    return [EpochCount(epoch, count * batch, 0, 0, 0) for epoch, count in sorted(steps.items())]
+    return {epoch: SampleCounts(count * batch) for epoch, count in sorted(steps.items())}
 
 
 def _observed(line: RankLine, plan: Schedule) -> BatchPosition | None:
@@ -379,7 +356,7 @@ class Schedule:
     def hashes(self) -> dict[BatchPosition, str]:
         """By position, the hash of its samples."""
         config, per_epoch = self.records.stored.config, self.steps_per_epoch
-        found: dict[BatchPosition, str] = {}
+        hashes: dict[BatchPosition, str] = {}
         beyond = 2 * self.last_step + _AHEAD
         for epoch in range(position(max(self.last_step, 1), per_epoch)[0] + 1):
             order = epoch_order(config.seed, epoch, self.size, config.global_batch)
@@ -391,13 +368,13 @@ class Schedule:
                 for world_size in self.world_sizes:
                     for rank in range(world_size):
                         part = shard(ids, rank, world_size, config.elastic.replicas)
-                        found[BatchPosition(step, rank, world_size)] = ids_hash(part)
-        return found
+                        hashes[BatchPosition(step, rank, world_size)] = ids_hash(part)
+        return hashes
 
     @cached_property
     def places(self) -> dict[str, tuple[BatchPosition, ...]]:
         """By hash, the positions of shards with that hash, in order of the steps."""
-        found: dict[str, tuple[BatchPosition, ...]] = {}
+        places: dict[str, tuple[BatchPosition, ...]] = {}
         for place, digest in self.hashes.items():
-            found[digest] = (*found.get(digest, ()), place)
-        return found
+            places[digest] = (*places.get(digest, ()), place)
+        return places

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ecrl_cli.errors import plural, shown
+from ecrl_cli.history.exactly_once import discrepancies
 from ecrl_cli.records.survivor_records import EFFECTS, LOST, AppliedSamples, LostSamples
 
 Windows = Mapping[int, Sequence[int]]
@@ -27,15 +28,15 @@ def unaccounted(
     twice.
     """
     lines, done = list(recorded), list(applied)
-    found = _strangers(windows, layers, done, lines)
+    sentences = _strangers(windows, layers, done, lines)
     influences: dict[int, list[tuple[int, AppliedSamples | LostSamples]]] = defaultdict(list)
     for each in done:
         influences[each.global_step].append((1, each))
     for line in lines:
         influences[line.global_step].append((1 if line.effect == LOST else -1, line))
     for step, window in windows.items():
-        found += _step(step, window, layers, influences.get(step, []))
-    return found
+        sentences += _step(step, window, layers, influences.get(step, []))
+    return sentences
 
 
 def _strangers(
@@ -44,14 +45,14 @@ def _strangers(
     done: Sequence[AppliedSamples],
     lines: Sequence[LostSamples],
 ) -> list[str]:
-    known, found = set(layers), []
+    known, sentences = set(layers), []
     records: list[AppliedSamples | LostSamples] = [*done, *lines]
     for record in records:
         if record.global_step not in windows:
-            found.append(f"step {record.global_step} is on record and was never due")
+            sentences.append(f"step {record.global_step} is on record and was never due")
         if unknown := [layer for layer in record.layers if layer not in known]:
-            found.append(f"step {record.global_step}: no layer is called {shown(unknown[0])}")
-    return found + [
+            sentences.append(f"step {record.global_step}: no layer is called {shown(unknown[0])}")
+    return sentences + [
         f"step {line.global_step}: {shown(line.effect)} is no effect"
         for line in lines
         if line.effect not in EFFECTS
@@ -73,18 +74,15 @@ def _step(
     alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for layer, numbers in touching.items():
         alike[tuple(numbers)].append(layer)
-    found = []
+    sentences = []
     for together, names in alike.items():
         count = Counter[int]()
         for number in together:
             sign, record = influences[number]
             for sample in record.samples:
                 count[sample] += sign
-        count.subtract(Counter(window))
-        found += _differences(
-            step, names, {sample: times for sample, times in count.items() if times}
-        )
-    return found
+        sentences += _differences(step, names, discrepancies(count, Counter(window)))
+    return sentences
 
 
 def _differences(step: int, names: list[str], wrong: dict[int, int]) -> list[str]:

@@ -14,6 +14,7 @@ from ecrl_cli.records.events import SCHEMA_VERSION
 
 VALID, UNKNOWN, INVALID = "valid", "unknown", "invalid"
 NOT_CHECKED = "not checked"  # nothing of this promise could be compared, or it is not claimed
+EXIT_CODES = {VALID: 0, INVALID: 1, UNKNOWN: 3}  # of a run or a job that was judged
 _WORST_LAST = (NOT_CHECKED, VALID, UNKNOWN, INVALID)
 _DECIDING = (INVALID, UNKNOWN, VALID, NOT_CHECKED)  # a verdict begins with what decided it
 _WIDTH = len(NOT_CHECKED) + 1

@@ -43,11 +43,6 @@ def names() -> tuple[str, ...]:
     return _STUDIES.names()
 
 
-def module_of(name: str) -> str:
-    """The module that the study of that name is in. ConfigError if there is none."""
-    return _STUDIES.path(name).partition(":")[0]
-
-
 def load_study(name: str) -> Study:
     """The study of that name. Raises ConfigError if there is none."""
     found: Study = _STUDIES.load(name)

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from ecrl_cli.audit.components import WORST_FIRST
 from ecrl_cli.config.studies import Libraries
 from ecrl_cli.errors import EvidenceMissing
 from ecrl_cli.metrics.gates import Gate
@@ -36,7 +37,6 @@ from ecrl_cli.studies.rivals.subjects import CHECKOUT, missing_checkout
 
 Findings = Sequence[dict[str, Any]]
 NOT_TRIED = "-"
-_WORST = ("broken", "unknown", "not checked", "kept")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _judged(findings: Findings, status: str, diagnosis: str) -> dict[str, Any]:
 
     def worst(about: Callable[[dict[str, Any]], bool]) -> str:
         there = {finding["status"] for finding in findings if about(finding)}
-        return next((status for status in _WORST if status in there), NOT_TRIED)
+        return next((status for status in WORST_FIRST if status in there), NOT_TRIED)
 
     def named(*promises: str) -> Callable[[dict[str, Any]], bool]:
         return lambda finding: finding["promise"].startswith(promises)
