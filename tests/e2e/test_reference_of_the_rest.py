@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import read_verdict
 from ecrl_cli.verify import rest
+from ecrl_cli.verify.checkpoints import no_acknowledged_loss
 from ecrl_cli.verify.trajectory import NOT_SHOWN, PROMISE
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import supervisor, tiny
 from tests.in_process import SharedLaunchers, ecrl_in_process
+from tests.runs.changed import appended
 
 # in every survivor, from the death on
 _SURVIVOR = """
@@ -180,6 +184,32 @@ def test_where_retention_has_removed_the_first_checkpoint_it_begins_later(tmp_pa
         "not shown: that the losses and updates of steps 10 to 22 are right (the checkpoint of"
         " step 12 is gone); no run computes them again" in finding["evidence"]
     )
+
+
+def test_with_reference_always_retention_keeps_the_first_after_the_last_death(
+    tmp_path: Path,
+) -> None:
+    """Beside the newest two, as long as the run trains; that of the death before goes. A run that
+    removed it is unknown.
+    """
+    more = ("checkpoint.every=2", "checkpoint.keep=2", "failure.steps=[9,15]", "reference=always")
+    ecrl_in_process(tmp_path, "train", *tiny(*SHAPE, *more), "run_dir=run")
+    run = RunLayout(tmp_path / "run")
+    kept = sorted(path.name for path in run.checkpoints.glob("step_*"))
+    assert kept == ["step_00000018", "step_00000022", "step_00000024"]
+    finding, _ = trajectory(tmp_path, "run")
+    assert "the rest (steps 19 to 24) follows" in finding["message"], finding
+    assert verify_run(run.root).status == VALID
+
+    records = load(run)
+    extra = {"path": f"checkpoints/{kept[0]}", "commit_sha256": "0" * 64}
+    finding = no_acknowledged_loss(
+        Case(appended(records, 2, "retired", 20, global_step=18, **extra))
+    )
+    assert finding.status == UNKNOWN and (
+        "attempt 2 retired step 18 (checkpoints/step_00000018), the first after the last death,"
+        " which reference=always keeps; older versions kept none" in finding.message
+    ), finding
 
 
 def test_without_a_checkpoint_after_the_death_one_line_says_so(tmp_path: Path) -> None:
