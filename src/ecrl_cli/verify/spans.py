@@ -24,7 +24,13 @@ from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost
 from ecrl_cli.verify.clocks import local_ranks, processes_over
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
-from ecrl_cli.verify.span_columns import begun_together, contiguous, lines_booked, steps_booked
+from ecrl_cli.verify.span_columns import (
+    STARTING,
+    begun_together,
+    contiguous,
+    lines_booked,
+    steps_booked,
+)
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
@@ -103,6 +109,9 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
             return False
         if after.global_step < before.global_step:
             notes.broken(f"{who} books step {after.global_step} after step {before.global_step}")
+            return False
+        if (before.category, after.global_step) == ("compute", 0) and after.category in STARTING:
+            notes.broken(f"{who} computes before its first step, and ahead of {after.category}")
             return False
     return True
 
