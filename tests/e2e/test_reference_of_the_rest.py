@@ -117,7 +117,10 @@ def test_where_other_bits_may_come_out_a_difference_proves_nothing(
     sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "the reference ran with cpu.model A, this run with B"
-    monkeypatch.setattr(rest, "other_environment", lambda case: (other,))
+    revision = "the reference ran with git_revision A, this run with B"
+    monkeypatch.setattr(rest, "other_environment", lambda case: (revision,))
+    assert finding_of(sweep, HALVED).status == INVALID
+    monkeypatch.setattr(rest, "other_environment", lambda case: (revision, other))
     finding = finding_of(sweep, HALVED)
     assert finding.status == UNKNOWN and finding.message.endswith(
         f" ran where other bits may come out: {other}"
