@@ -474,8 +474,6 @@ def test_retention_spares_one_checkpoint_until_the_next_death() -> None:
     folder.held_from = 25
     folder.apply(line("committed", 36, 2))
     assert folder.superfluous == {6: 1, 12: 2, 18: 1, 24: 2}
-    folder.apply(line("retired", 12, 2))
-    assert len(folder.overreached) == 1
 
 
 def test_retention_keeps_the_newest_and_counts_what_is_newer() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.history.held_checkpoint import held_from
 from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.membership import (
@@ -23,7 +22,7 @@ from ecrl_cli.history.membership import (
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.messages import AttemptSpec
+from ecrl_cli.records.messages import AttemptSpec, held_from
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
@@ -335,23 +334,12 @@ def test_a_return_to_an_earlier_size_is_part_of_what_a_step_depends_on(recorded:
     assert _past(empty, path, a) == ((0, 2), (4, 1), (12, 2))
 
 
-@pytest.mark.parametrize(
-    ("launches", "step"),
-    [
-        ([(3, 0)], None),
-        ([(3, 0), (2, 10, "survivors")], 11),
-        ([(3, 0), (2, 10, "survivors"), (1, 15, "survivors")], 16),
-        ([(3, 0), (3, 10, "survivors"), (3, 12), (3, 12)], 11),
-        ([(3, 0), (2, 10, "survivors"), (3, 12), (3, 18)], 12),
-        ([(3, 0), (2, 10, "survivors"), (3, 6)], None),
-        ([(3, 0), (2, 0, "survivors"), (3, 0)], None),
-    ],
-)
-def test_a_checkpoint_is_held_behind_the_last_death_or_the_fallback_after_it(
-    launches: list[Any], step: int | None
-) -> None:
+def test_a_checkpoint_is_held_behind_the_last_death_that_ranks_survived() -> None:
+    survived = {1: 10, 3: 15}  # by attempt, the step after which they went on
+    memory = dict.fromkeys(survived, "survivors")
     specs = [
-        AttemptSpec(number, size, after, None, 0, (), memory="".join(memory))
-        for number, (size, after, *memory) in enumerate(launches)
+        AttemptSpec(n, 2, survived.get(n, 12), None, 0, (), memory=memory.get(n, ""))
+        for n in range(5)
     ]
-    assert held_from(len(specs) - 1, specs.__getitem__) == step
+    held = [held_from(number, specs.__getitem__) for number in range(5)]
+    assert held == [None, 11, 11, 16, 16]

@@ -19,11 +19,12 @@ from ecrl_cli.verify.checkpoint_lines import check_lines
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.recovery_choice import check_choices
-from ecrl_cli.verify.retention import Overreach
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
+# earlier versions did not
+_HELD = "; reference=always keeps the first one after the last death"
 
 
 def no_bad_checkpoint(case: Case) -> Finding:
@@ -68,8 +69,14 @@ def no_acknowledged_loss(case: Case) -> Finding:
     history = case.checkpoints.end
     live, disk = history.live, {c.step: c for c in case.disk}
     for each in history.overreached:
-        lost_lines = tails_may_be_lost(case, each.line.attempt - 1)  # of newer checkpoints
-        (notes.missing if lost_lines or each.held else notes.broken)(_told(each, history.keep))
+        line, who = each.line, f"attempt {each.line.attempt} retired step {each.line.global_step}"
+        where = f" ({line.path})" if line.path else ""
+        lost_lines = tails_may_be_lost(case, line.attempt - 1)  # of newer checkpoints
+        text = (
+            f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is"
+            f" {history.keep}{where}{_HELD if each.held else ''}"
+        )
+        (notes.missing if lost_lines or each.held else notes.broken)(text)
     if live and not case.run.layout.checkpoints.is_dir():
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")
@@ -121,17 +128,6 @@ def no_acknowledged_loss(case: Case) -> Finding:
         f"not promised by {kind.name if kind else mode}; {len(lost)} lost, {len(live)} at the end"
     )
     return notes.finding(message, lost, checked=False)
-
-
-def _told(each: Overreach, keep: int) -> str:
-    who = f"attempt {each.line.attempt} retired step {each.line.global_step}"
-    where = f" ({each.line.path})" if each.line.path else ""
-    if each.held:
-        why = "the first after the last death, which reference=always keeps"
-        return f"{who}{where}, {why}; older versions kept none"
-    return (
-        f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is {keep}{where}"
-    )
 
 
 def _retired_unsaid(case: Case, step: int) -> bool:

@@ -2,7 +2,7 @@
 allowed to remove.
 
 After each acknowledged save, retention removes what is older than the newest max(2, keep) verified
-checkpoints, but for one that it may spare (`history.held_checkpoint`). So journals and
+checkpoints, but for one that it may spare (`held_from`). So journals and
 configuration decide for every `retired` line whether it was allowed; one that was not does not
 excuse a missing checkpoint.
 """
@@ -13,9 +13,10 @@ import re
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 
-from ecrl_cli.history.held_checkpoint import held_from, may_hold
+from ecrl_cli.config.strategies import may_hold
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import CheckpointLine
+from ecrl_cli.records.messages import held_from
 
 _STEP = re.compile(r"step_([0-9]{8})")
 # the call's name in StorageError: the files have their name, but its durability is unknown
@@ -43,8 +44,7 @@ class Folder:
     the line that rightly retired it. `gone`: the steps recorded as retired, rightly or not.
     `superfluous`: by step, the attempt in which retention was first allowed to remove it. A save
     that failed after its files had their name may have left a checkpoint that retention counts: it
-    counts here too. `held_from`: see `history.held_checkpoint`, of the attempt being read; `holds`:
-    whether what is held there may not be removed.
+    counts here too. `held_from`: of the attempt being read; `holds`: what is held must stay.
     """
 
     keep: int
@@ -99,10 +99,8 @@ class Folder:
 
     def _held(self) -> int | None:
         """The checkpoint that is spared now."""
-        if self.held_from is None:
-            return None
-        at = bisect_left(self._order, self.held_from)
-        return self._order[at] if at < len(self._order) else None
+        at = bisect_left(self._order, self.held_from or 0)
+        return self._order[at] if self.held_from and at < len(self._order) else None
 
     def _has(self, step: int) -> bool:
         at = bisect_left(self._order, step)

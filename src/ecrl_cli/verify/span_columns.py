@@ -11,24 +11,19 @@ from ecrl_cli.records.events import CATEGORIES, RANK_CATEGORIES
 from ecrl_cli.verify.rank_spans import ROUNDING_S
 
 _COMPUTE = CATEGORIES.index("compute")
-# nothing is computed ahead of these before an attempt's first step
-STARTING = ("import", "rendezvous", "load", "warm_up", "compute")
-_STARTING = [CATEGORIES.index(name) for name in STARTING]
 _OF_RANKS = [CATEGORIES.index(name) for name in RANK_CATEGORIES]
 
 
 def contiguous(spans: SpanColumns, attempt: int) -> bool:
     """Whether each span has positive length and a category of ranks, and begins where the one
-    before ended, in an order that can be searched; and none computes before the attempt has begun.
+    before ended, in an order that can be searched.
     """
-    early = (spans.category[:-1] == _COMPUTE) & (spans.global_step[1:] == 0)
     return (
         spans.ordered
         and bool(np.isin(spans.category, _OF_RANKS).all())
         and bool((spans.attempt == attempt).all())
         and bool((spans.end > spans.start).all())
         and bool((np.abs(spans.start[1:] - spans.end[:-1]) <= ROUNDING_S).all())
-        and not (early & np.isin(spans.category[1:], _STARTING)).any()
     )
 
 

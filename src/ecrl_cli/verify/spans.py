@@ -24,18 +24,14 @@ from ecrl_cli.verify.checkpoint_folder import lost_power, tail_may_be_lost
 from ecrl_cli.verify.clocks import local_ranks, processes_over
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
-from ecrl_cli.verify.span_columns import (
-    STARTING,
-    begun_together,
-    contiguous,
-    lines_booked,
-    steps_booked,
-)
+from ecrl_cli.verify.span_columns import begun_together, contiguous, lines_booked, steps_booked
 from ecrl_cli.verify.verdict import FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 
 # categories that no stall contains
 _FREE = ("compute", "evaluate", "warm_up", "idle", "import", "rendezvous", "load")
+# nothing is computed ahead of these
+_STARTING = ("import", "rendezvous", "load", "warm_up", "compute")
 _AFTERWARDS_S = 0.05  # computing after the last step: a few statements
 # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for
 # the processor
@@ -82,6 +78,10 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
     can rely on them.
     """
     who = f"attempt {a.attempt} rank {rank}"
+    for before, after in pairwise(account.of_steps((0,))):
+        if before.category == "compute" and after.category in _STARTING:
+            notes.broken(f"{who} computes before its first step, and ahead of {after.category}")
+            return False
     if account.columns is not None and contiguous(account.columns, a.attempt):
         return True
     for span in account.spans:
@@ -109,9 +109,6 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
             return False
         if after.global_step < before.global_step:
             notes.broken(f"{who} books step {after.global_step} after step {before.global_step}")
-            return False
-        if (before.category, after.global_step) == ("compute", 0) and after.category in STARTING:
-            notes.broken(f"{who} computes before its first step, and ahead of {after.category}")
             return False
     return True
 

@@ -32,10 +32,10 @@ from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.config.strategies import may_hold, strategy_of
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
-from ecrl_cli.history.held_checkpoint import held_from, launch_of, may_hold
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.messages import held_from, launch_of
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.fs_wrapper import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, ready_to_link, ready_to_replace
@@ -242,9 +242,8 @@ class CheckpointStore:
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
-        """Remove checkpoints older than the newest `keep` verified ones, but for the one that is
-        held; with fewer verified ones nothing is removed. What cannot be removed stays; returns
-        what was removed.
+        """Remove checkpoints older than the newest `keep` verified ones, but for what is held; with
+        fewer verified ones, nothing. What cannot be removed stays; returns what was removed.
         """
         verified, retired, entries = 0, [], self.entries()
         first = self._held_from
