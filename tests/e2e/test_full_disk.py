@@ -88,13 +88,11 @@ def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> No
 @pytest.mark.needs("unshare", "private mounts")
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
 def test_a_disk_that_fills_at_any_step_costs_no_bit(tmp_path: Path, launcher: str) -> None:
-    """Full until the run ends, or has got past the steps that fit into what was left. A supervisor
-    that cannot record its own end leaves a verdict that is unknown.
-    """
+    """A supervisor that cannot record its own end may leave a verdict that is unknown."""
     step = random.Random(launcher).randint(1, 60)
-    calm = ("failure=none", "failure.steps=", "failure.rank=", "target_steps=80")
-    more = ("checkpoint=overlapped", "checkpoint.every=4", f"supervision.launcher={launcher}")
-    train = shlex.join(command("train", *tiny(*calm, *more), "run_dir=run"))
+    keys = ("failure=none", "failure.steps=", "failure.rank=", "target_steps=80")
+    keys += ("checkpoint=overlapped", "checkpoint.every=4", f"supervision.launcher={launcher}")
+    train = shlex.join(command("train", *tiny(*keys), "run_dir=run"))
     log, there = "run/logs/attempt-00/rank0.jsonl", "kill -0 $! 2>/dev/null"
     script = (
         f"{train} >log 2>&1 || exit 98; mv run calm; mkdir run && mount -t tmpfs -o size=32m none"

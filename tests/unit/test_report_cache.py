@@ -382,18 +382,12 @@ def test_a_run_that_is_judged_anew_without_a_reference_differs_from_nothing(tmp_
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["read_records", "timeline", "verdict_on_file", "load_disk", "load_environment"]
-)
+@pytest.mark.parametrize("name", ["read_records", "timeline", "verdict_on_file", "load_disk"])
 def test_a_run_that_is_deleted_while_it_is_read_costs_no_report(
     sweep: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = getattr(run_record, name)
-
-    def deleting(*given: Any, **more: Any) -> Any:
-        shutil.rmtree(sweep / "blk", ignore_errors=True)
-        return look(*given, **more)
-
+    look, blk = getattr(run_record, name), sweep / "blk"
+    deleting = lambda *given: (shutil.rmtree(blk, ignore_errors=True), look(*given))[1]  # noqa: E731
     monkeypatch.setattr(run_record, name, deleting)
     assert main.main(["report", str(sweep)]) == 1
     text = (sweep / "report" / "report.md").read_text()
