@@ -433,6 +433,12 @@ SECONDS: dict[str, Row] = {
         lambda found: span(found, 1, 3, global_step=9),
         "attempt 1 rank 0 books step 7 after step 9",
     ),
+    "computing ahead of the load": Row(
+        time_conserved,
+        "blk",
+        lambda found: span(found, 1, 1, category="compute"),
+        "attempt 1 rank 0 computes before its first step, and ahead of load",
+    ),
     "a step logged in what is no computing": Row(
         time_conserved,
         "blk",

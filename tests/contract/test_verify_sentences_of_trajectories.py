@@ -462,6 +462,20 @@ def test_saves_are_by_step_and_keep_the_first_line_of_an_event() -> None:
     assert list(found) == [12, 18] and found[12] == {"committed": first}
 
 
+def test_retention_spares_one_checkpoint_until_the_next_death() -> None:
+    folder = Folder(keep=2, held_from=7, holds=True)
+    for step in (6, 12, 18, 24, 30):
+        folder.apply(line("committed", step, 1))
+    assert folder.superfluous == {6: 1, 18: 1}
+    folder.apply(line("retired", 6, 1))
+    folder.apply(line("retired", 12, 1))
+    assert [(o.line.global_step, o.newer, o.held) for o in folder.overreached] == [(12, 3, True)]
+    folder.apply(line("committed", 12, 1))
+    folder.held_from = 25
+    folder.apply(line("committed", 36, 2))
+    assert folder.superfluous == {6: 1, 12: 2, 18: 1, 24: 2}
+
+
 def test_retention_keeps_the_newest_and_counts_what_is_newer() -> None:
     folder = Folder(keep=2)
     for step in (6, 12, 18, 24):

@@ -5,6 +5,7 @@ save, and room brings it back.
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.studies.training.training_study import ending
+from ecrl_cli.verify.verdict import INVALID, render
+from ecrl_cli.verify.verify_run import verify_run
 from tests.conftest import command
 from tests.e2e.runs import supervisor, tiny
 
@@ -78,3 +83,29 @@ def test_a_full_disk_stops_the_run_and_room_brings_it_back(tmp_path: Path) -> No
         int(found[1]) - 4,
     ]
     assert record["terminal_status"] == "completed"
+
+
+@pytest.mark.needs("unshare", "private mounts")
+@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
+def test_a_disk_that_fills_at_any_step_costs_no_bit(tmp_path: Path, launcher: str) -> None:
+    """A supervisor that cannot record its own end may leave a verdict that is unknown."""
+    step = random.Random(launcher).randint(1, 60)
+    keys = ("failure=none", "failure.steps=", "failure.rank=", "target_steps=80")
+    keys += ("checkpoint=overlapped", "checkpoint.every=4", f"supervision.launcher={launcher}")
+    train = shlex.join(command("train", *tiny(*keys), "run_dir=run"))
+    log, there = "run/logs/attempt-00/rank0.jsonl", "kill -0 $! 2>/dev/null"
+    script = (
+        f"{train} >log 2>&1 || exit 98; mv run calm; mkdir run && mount -t tmpfs -o size=32m none"
+        f" run || exit 99\n{train} >>log 2>&1 &\nat() {{ [ $(cat {log} 2>/dev/null | wc -l) -ge $1"
+        f" ]; }}\nuntil at {step} || ! {there}; do sleep 0.01; done; cat /dev/zero >run/full"
+        f" 2>/dev/null\nuntil at {step + 15} || ! {there}; do sleep 0.01; done; rm run/full; wait"
+        f" $!; code=$?\nfor again in 1 2 3 4; do [ $code = 0 ] || {train} >>log 2>&1; code=$?;"
+        " done; cp -r run kept; exit $code"
+    )
+    done = subprocess.run([*IN_PRIVATE, "bash", "-c", script], cwd=tmp_path, check=False)
+    said = (tmp_path / "log").read_text()
+    assert done.returncode == 0 and "Traceback" not in said, said
+    kept = RunLayout(tmp_path / "kept")
+    assert ending(kept) == ending(RunLayout(tmp_path / "calm"))
+    verdict = verify_run(kept.root)
+    assert verdict.status != INVALID, render(verdict)

@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import read_verdict
 from ecrl_cli.verify import rest
+from ecrl_cli.verify.checkpoints import no_acknowledged_loss
 from ecrl_cli.verify.trajectory import NOT_SHOWN, PROMISE
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
+from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import supervisor, tiny
 from tests.in_process import SharedLaunchers, ecrl_in_process
+from tests.runs.changed import appended
 
 # in every survivor, from the death on
 _SURVIVOR = """
@@ -113,7 +117,10 @@ def test_where_other_bits_may_come_out_a_difference_proves_nothing(
     sweep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "the reference ran with cpu.model A, this run with B"
-    monkeypatch.setattr(rest, "other_environment", lambda case: (other,))
+    revision = "the reference ran with git_revision A, this run with B"
+    monkeypatch.setattr(rest, "other_environment", lambda case: (revision,))
+    assert finding_of(sweep, HALVED).status == INVALID
+    monkeypatch.setattr(rest, "other_environment", lambda case: (revision, other))
     finding = finding_of(sweep, HALVED)
     assert finding.status == UNKNOWN and finding.message.endswith(
         f" ran where other bits may come out: {other}"
@@ -180,6 +187,25 @@ def test_where_retention_has_removed_the_first_checkpoint_it_begins_later(tmp_pa
         "not shown: that the losses and updates of steps 10 to 22 are right (the checkpoint of"
         " step 12 is gone); no run computes them again" in finding["evidence"]
     )
+
+
+def test_with_reference_always_retention_keeps_the_first_after_the_last_death(
+    tmp_path: Path,
+) -> None:
+    """Beside the newest two; that of the death before goes. Who removed it is unknown."""
+    more = ("checkpoint.every=2", "checkpoint.keep=2", "failure.steps=[9,15]", "reference=always")
+    ecrl_in_process(tmp_path, "train", *tiny(*SHAPE, *more), "run_dir=run")
+    run = RunLayout(tmp_path / "run")
+    kept = sorted(path.name for path in run.checkpoints.glob("step_*"))
+    assert kept == ["step_00000018", "step_00000022", "step_00000024"]
+    finding, _ = trajectory(tmp_path, "run")
+    assert "the rest (steps 19 to 24) follows" in finding["message"], finding
+    assert verify_run(run.root).status == VALID
+
+    removed = appended(load(run), 2, "retired", 20, global_step=18)
+    finding = no_acknowledged_loss(Case(removed))
+    text = "checkpoint.keep is 2 (checkpoints/step_00000020); reference=always keeps the first one"
+    assert finding.status == UNKNOWN and text in finding.message, finding
 
 
 def test_without_a_checkpoint_after_the_death_one_line_says_so(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ecrl_cli.history.membership import (
 from ecrl_cli.history.timeline import phases, timeline
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.messages import AttemptSpec, held_from
 from ecrl_cli.verify.verdict import INVALID, VALID, render
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
@@ -331,3 +332,14 @@ def test_a_return_to_an_earlier_size_is_part_of_what_a_step_depends_on(recorded:
     path = replace(sizes((2, 4), (1, 8), (1, 12), (2, 20)), gaps=())
     empty = left(found, 0, lost_sample_records={})
     assert _past(empty, path, a) == ((0, 2), (4, 1), (12, 2))
+
+
+def test_a_checkpoint_is_held_behind_the_last_death_that_ranks_survived() -> None:
+    survived = {1: 10, 3: 15}  # by attempt, the step after which they went on
+    memory = dict.fromkeys(survived, "survivors")
+    specs = [
+        AttemptSpec(n, 2, survived.get(n, 12), None, 0, (), memory=memory.get(n, ""))
+        for n in range(5)
+    ]
+    held = [held_from(number, specs.__getitem__) for number in range(5)]
+    assert held == [None, 11, 11, 16, 16]

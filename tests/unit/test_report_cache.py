@@ -21,6 +21,7 @@ from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.verdict_file import verdict_file
 from ecrl_cli.report.build import report
+from ecrl_cli.report.model import run_record
 from ecrl_cli.report.model.comparison import Comparison, compare, without_copies
 from ecrl_cli.report.model.inputs import RunInput
 from ecrl_cli.report.model.run_record import Judging, Run, read_run
@@ -379,3 +380,15 @@ def test_a_run_that_is_judged_anew_without_a_reference_differs_from_nothing(tmp_
         None,
         (),
     )
+
+
+@pytest.mark.parametrize("name", ["read_records", "timeline", "verdict_on_file", "load_disk"])
+def test_a_run_that_is_deleted_while_it_is_read_costs_no_report(
+    sweep: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, blk = getattr(run_record, name), sweep / "blk"
+    deleting = lambda *given: (shutil.rmtree(blk, ignore_errors=True), look(*given))[1]  # noqa: E731
+    monkeypatch.setattr(run_record, name, deleting)
+    assert main.main(["report", str(sweep)]) == 1
+    text = (sweep / "report" / "report.md").read_text()
+    assert "blk has no metrics" in text or "blk lacks config.json" in text

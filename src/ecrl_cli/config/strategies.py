@@ -18,7 +18,7 @@ from ecrl_cli.config.checkpointers import (
     TORCHSNAPSHOT,
     CheckpointerKind,
 )
-from ecrl_cli.config.recoveries import survivors_stay
+from ecrl_cli.config.recoveries import recovery_of, survivors_stay
 from ecrl_cli.config.registry import VariantRegistry, import_attribute
 from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.errors import ConfigError
@@ -227,3 +227,10 @@ STRATEGIES = VariantRegistry(
 def strategy_of(config: RunConfig) -> StrategyKind:
     """The checkpoint strategy that `config` names."""
     return STRATEGIES.of(config.checkpoint.strategy)
+
+
+def may_hold(config: RunConfig) -> bool:
+    """Whether the rest of a run with `config` may begin another run: the recovery claims no
+    trajectory, and the checkpoints are ECRL's own.
+    """
+    return not recovery_of(config).exact and strategy_of(config).checkpointer is None

@@ -4,9 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from ecrl_cli.config.codec import decode
+from ecrl_cli.errors import EcrlError
 from ecrl_cli.records.events import PlannedFailure, ResumedFrom
+from ecrl_cli.records.journal import read_json
+from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.survivor_records import SURVIVORS
 
 TENTHS = 10  # into which progress is divided: each is reported
 
@@ -144,3 +152,19 @@ class AttemptSpec:
     time: float = 0.0
     boot_id: str = ""
     launched_at: float = 0.0
+
+
+def held_from(attempt: int, spec_of: Callable[[int], AttemptSpec | None]) -> int | None:
+    """The first step behind the last death that ranks survived: with reference=always retention
+    spares the oldest checkpoint from there on during `attempt`, with which an undisturbed run of
+    the rest may begin (`history.rest_start`). None: it spares none. `spec_of`: by attempt.
+    """
+    specs = map(spec_of, range(attempt, -1, -1))
+    return next((s.resume_step + 1 for s in specs if s and s.memory == SURVIVORS), None)
+
+
+def launch_of(run: Path, attempt: int) -> AttemptSpec | None:
+    """The attempt's launch.json; None where there is none that can be read."""
+    with suppress(EcrlError, OSError):
+        return decode(AttemptSpec, read_json(RunLayout(run).attempt(attempt).launch))
+    return None

@@ -23,6 +23,8 @@ from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
 NO_BAD, NO_LOSS, ACCOUNT = "no-bad-checkpoint", "no-acknowledged-loss", "checkpoints-accounted"
+# earlier versions did not
+_HELD = "; reference=always keeps the first one after the last death"
 
 
 def no_bad_checkpoint(case: Case) -> Finding:
@@ -72,9 +74,9 @@ def no_acknowledged_loss(case: Case) -> Finding:
         lost_lines = tails_may_be_lost(case, line.attempt - 1)  # of newer checkpoints
         text = (
             f"{who} while {each.newer} newer checkpoints were there, checkpoint.keep is"
-            f" {history.keep}{where}"
+            f" {history.keep}{where}{_HELD if each.held else ''}"
         )
-        (notes.missing if lost_lines else notes.broken)(text)
+        (notes.missing if lost_lines or each.held else notes.broken)(text)
     if live and not case.run.layout.checkpoints.is_dir():
         notes.missing("the folder checkpoints is not here")
         return notes.finding("")

@@ -89,7 +89,8 @@ def _compare_rest(case: Case, rest: RunRecords, start: RestStart) -> Finding:
     opening, _, text = finding.message.partition(f"{PROMISE} - ")
     about = f"after the death at step {start.death_step} the rest does not follow {source}"
     finding = replace(finding, message=f"{opening}{PROMISE} - {about}: {text}")
-    elsewhere = [line for line in other_environment(beside) if "source_sha256" not in line]
+    code = (" ran with source_sha256 ", " ran with git_revision ")
+    elsewhere = [line for line in other_environment(beside) if not any(key in line for key in code)]
     if not elsewhere:
         return finding
     text = f"{PROMISE} - {who} ran where other bits may come out: {elsewhere[0]}"

@@ -30,6 +30,8 @@ from ecrl_cli.verify.verification_input import Case
 
 # categories that no stall contains
 _FREE = ("compute", "evaluate", "warm_up", "idle", "import", "rendezvous", "load")
+# nothing is computed ahead of these
+_STARTING = ("import", "rendezvous", "load", "warm_up", "compute")
 _AFTERWARDS_S = 0.05  # computing after the last step: a few statements
 # how much later than rank 0 another rank may log the last step: it may be suspended, or wait for
 # the processor
@@ -76,6 +78,10 @@ def _check_account(a: Attempt, rank: int, account: SpanAccount, notes: FindingBu
     can rely on them.
     """
     who = f"attempt {a.attempt} rank {rank}"
+    for before, after in pairwise(account.of_steps((0,))):
+        if before.category == "compute" and after.category in _STARTING:
+            notes.broken(f"{who} computes before its first step, and ahead of {after.category}")
+            return False
     if account.columns is not None and contiguous(account.columns, a.attempt):
         return True
     for span in account.spans:

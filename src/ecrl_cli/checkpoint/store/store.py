@@ -32,9 +32,10 @@ from ecrl_cli.checkpoint.store.fencing import FencingToken
 from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.config.hmac_key import read_key
 from ecrl_cli.config.schema import RunConfig
-from ecrl_cli.config.strategies import strategy_of
+from ecrl_cli.config.strategies import may_hold, strategy_of
 from ecrl_cli.errors import CheckpointConflict, Fenced, StorageError
 from ecrl_cli.linux.clock import monotonic, wall
+from ecrl_cli.records.messages import held_from, launch_of
 from ecrl_cli.storage.fs import Fs, PosixFs
 from ecrl_cli.storage.fs_wrapper import ThrottledFs
 from ecrl_cli.storage.writing import WriteMode, ready_to_link, ready_to_replace
@@ -46,7 +47,8 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 @dataclass(frozen=True)
 class StoreConfig:
     """`keep`: how many verified checkpoints retention keeps, at least two. `bytes_per_s`: limit of
-    the write rate; 0: none. `digest`: which hash new checkpoints get (`names.DIGESTS`).
+    the write rate; 0: none. `digest`: which hash new checkpoints get (`names.DIGESTS`). `holds`:
+    retention spares one more, from which the rest of the run may begin (`held_from`).
     """
 
     mode: WriteMode = field(default_factory=WriteMode)
@@ -54,6 +56,7 @@ class StoreConfig:
     integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     bytes_per_s: float = 0.0
     digest: str = DIGEST
+    holds: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, run_id: str) -> StoreConfig:
@@ -72,6 +75,7 @@ class StoreConfig:
             ),
             bytes_per_s=config.storage.bytes_per_s,
             digest=checkpoint.digest,
+            holds=config.reference == "always" and may_hold(config),
         )
 
 
@@ -129,6 +133,7 @@ class CheckpointStore:
         self._fencing = FencingToken(self.fs, root)
         self._pool = ThreadPoolExecutor(workers(), thread_name_prefix="hash")
         self._verified: dict[str, str] = {}
+        self._held_from: int | None = None
         # why the last `update_pointers_and_retire` could not move the pointers
         self.pointer_error: StorageError | None = None
 
@@ -144,6 +149,8 @@ class CheckpointStore:
         # even if it exists: its creator may have died before this
         self.fs.fsyncdir(self.root.parent)
         self._fencing.claim(attempt)
+        if self.config.holds:
+            self._held_from = held_from(attempt, partial(launch_of, self.root.parent))
         self.sweep_leftovers()
 
     def save(self, image: CheckpointImage, attempt: int) -> Saved:
@@ -235,12 +242,16 @@ class CheckpointStore:
         self._sync(self.root)
 
     def retire(self) -> tuple[Retired, ...]:
-        """Remove checkpoints older than the newest `keep` verified ones; with fewer verified ones
-        nothing is removed. What cannot be removed stays; returns what was removed.
+        """Remove checkpoints older than the newest `keep` verified ones, but for what is held; with
+        fewer verified ones, nothing. What cannot be removed stays; returns what was removed.
         """
-        verified, retired = 0, []
-        for entry in self.entries():
+        verified, retired, entries = 0, [], self.entries()
+        first = self._held_from
+        held = min((e.global_step for e in entries if first and e.global_step >= first), default=-1)
+        for entry in entries:
             if verified >= max(2, self.config.keep):
+                if entry.global_step == held:
+                    continue
                 gone = Retired(
                     entry.global_step,
                     entry.path,
