@@ -1012,6 +1012,15 @@ def test_what_attempts_share_is_said_once() -> None:
     ]
 
 
+def test_a_step_with_fewer_batches_is_told_from_a_lost_position(recorded: Path) -> None:
+    """Accumulation that was not restored: each step takes the first of its two samples."""
+    change(recorded, 2, lambda line: line | {"ids": line["ids"][:1]} if "ids" in line else line)
+    assert judged(recorded).diagnosis == (
+        "step 13 consumed the first 1 of 2 samples that were due (rank 0, attempt 2): it took fewer"
+        " batches, or smaller ones, than that step is to have"
+    )
+
+
 def test_steps_are_counted_apart_from_ranks(recorded: Path) -> None:
     (finding,) = [one for one in judged(recorded).findings if one.promise == "exactly once"]
     assert finding.message == (
