@@ -195,7 +195,10 @@ class StepRecorder:
         self.height, self.closure = height, closure
         self.dummy = not closure and self.moves_nothing(optimizer)
         if self.dummy:
-            self.call("Optimizer.step", moves_nothing=True, by=caller_in(_STATE_DICT))
+            before, after = (f"_optimizer_step_{when}_hooks" for when in ("pre", "post"))
+            hooks = len(getattr(optimizer, before, ())) + len(getattr(optimizer, after, ()))
+            by = caller_in(_STATE_DICT)
+            self.call("Optimizer.step", moves_nothing=True, by=by, hooks=hooks)
             return
         self.constructed(optimizer)
         first = not self.stepped  # of those that step inside one backward, or of one update

@@ -531,6 +531,22 @@ def test_who_made_a_step_of_a_fresh_optimizer_is_named_beside_its_lost_state(
     )
 
 
+@pytest.mark.parametrize("reader", ["dcp", "torch"])
+def test_the_way_out_is_beside_a_state_that_dcp_left_out(recorded: Path, reader: str) -> None:
+    load = {"type": "load", "path": "out/step-12", "by": reader, "after_step": 0}
+    change(recorded, 2, starts(optimizer=told("fresh"), entries=0))
+    for path in (recorded / "struck" / "attempt-02").glob("*.jsonl"):
+        path.write_text(path.read_text() + json.dumps(load) + "\n")
+    (lost,) = [
+        one
+        for one in judged(recorded).findings
+        if (one.promise, one.status) == ("restored: optimizer", "broken")
+    ]
+    assert ["set_optimizer_state_dict" in line for line in lost.evidence] == [True] * (
+        reader == "dcp"
+    )
+
+
 def test_another_optimizer_on_the_same_parameters_is_named(tmp_path: Path) -> None:
     def trained_with(name: str) -> Change:
         return lambda line: (
@@ -996,6 +1012,15 @@ def test_what_attempts_share_is_said_once() -> None:
     ]
 
 
+def test_a_step_with_fewer_batches_is_told_from_a_lost_position(recorded: Path) -> None:
+    """Accumulation that was not restored: each step takes the first of its two samples."""
+    change(recorded, 2, lambda line: line | {"ids": line["ids"][:1]} if "ids" in line else line)
+    assert judged(recorded).diagnosis == (
+        "step 13 consumed the first 1 of 2 samples that were due (rank 0, attempt 2): it took fewer"
+        " batches, or smaller ones, than that step is to have"
+    )
+
+
 def test_steps_are_counted_apart_from_ranks(recorded: Path) -> None:
     (finding,) = [one for one in judged(recorded).findings if one.promise == "exactly once"]
     assert finding.message == (
@@ -1003,17 +1028,21 @@ def test_steps_are_counted_apart_from_ranks(recorded: Path) -> None:
     )
 
 
-def test_an_optimizer_that_steps_out_of_its_turn_is_said_to(recorded: Path) -> None:
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("SGD[2]cd", "SGD of 2 tensors {}: what tells whose turn it is (a counter, say) was"),
+        ("Adam[3]cd", "Adam of 3 tensors {}: the model trained other tensors: load_state_dict("),
+    ],
+)
+def test_an_optimizer_that_was_not_due_is_explained(recorded: Path, who: str, why: str) -> None:
     for path in recorded.glob("*/attempt-*/*.jsonl"):
         lines = [
             steps(who=["Adam[2]ab"])(json.loads(line)) for line in path.read_text().splitlines()
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change(recorded, 2, at(1, who=["SGD[2]cd"], params=told("led astray")))
-    assert (
-        "SGD of 2 tensors stepped where Adam of 2 tensors was due: what tells whose turn it is (a"
-        " counter, say) was not restored"
-    ) in judged(recorded).diagnosis
+    change(recorded, 2, at(1, who=[who], params=told("led astray")))
+    assert why.format("stepped where Adam of 2 tensors was due") in judged(recorded).diagnosis
 
 
 def test_samples_in_any_order_are_judged_by_how_often_they_came(recorded: Path) -> None:

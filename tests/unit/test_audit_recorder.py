@@ -277,6 +277,7 @@ def test_who_makes_a_step_that_moves_nothing_is_on_record(
 ) -> None:
     calls = [call for call in process(recorded, loop).calls if call["what"] == "Optimizer.step"]
     assert [(call["by"], call["after_step"]) for call in calls] == [(by, 0)]
+    assert [call["hooks"] for call in calls] == [len(by) > 0]
 
 
 def test_a_loader_that_needs_more_than_its_position_is_on_record(recorded: Path) -> None:

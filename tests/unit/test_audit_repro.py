@@ -44,6 +44,17 @@ def recorded(folder: Path, broken: bool = True) -> Path:
     return folder
 
 
+def planned(folder: Path, *steps: int, happened: int) -> None:
+    """Say in `folder`, an arm, that a death was planned at each step; the first ones happened."""
+    kill = {"kind": "kill", "rank": 0, "moment": "before"}
+    faults = [kill | {"index": index, "step": step} for index, step in enumerate(steps)]
+    told = json.loads((folder / "arm.json").read_text())
+    (folder / "arm.json").write_text(json.dumps(told | {"strikes": faults}))
+    (path,) = (folder / "attempt-00").glob("rank0-*.jsonl")
+    lines = [json.dumps(fault | {"type": "strike"}) for fault in faults[:happened]]
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+
+
 def run_again(script: Path, statuses: list[str]) -> subprocess.CompletedProcess[str]:
     """`script`, with an `ecrl` beside it that says these statuses one after the other."""
     tools = script.parent / "tools"
@@ -60,7 +71,8 @@ def run_again(script: Path, statuses: list[str]) -> subprocess.CompletedProcess[
         "  if [ -e $answer ]; then cat $answer; rm $answer; exit 1; fi\ndone\n"
     )
     (tools / "ecrl").chmod(0o755)
-    (tools / "python").symlink_to("/bin/false")
+    (tools / "python").write_text("#!/bin/sh\necho torch==0.0\n")
+    (tools / "python").chmod(0o755)
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", str(script)], env={**os.environ, "PATH": path}, capture_output=True, text=True
@@ -73,6 +85,7 @@ def test_the_script_runs_the_arm_with_the_keys_of_the_audit(tmp_path: Path) -> N
     done = run_again(script, ["broken"] * 3)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "broken 3 of 3 times"
+    assert (script.parent / "versions.txt").read_text() == "torch==0.0\n"
     words = (script.parent / "tools" / "words").read_text().splitlines()
     assert words == [
         "audit",
@@ -97,6 +110,23 @@ def test_what_does_not_happen_each_time_is_not_shown(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "broken 2 of 3 times")
 
 
+def test_a_round_without_an_answer_shows_nothing(tmp_path: Path) -> None:
+    audit([str(recorded(tmp_path / "a")), "--repro"])
+    done = run_again(tmp_path / "a" / "repro" / "struck" / "again.sh", ["broken", "broken"])
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "broken 2 of 3 times")
+    assert "no answer: see" in done.stderr and "round-3.log" in done.stderr
+
+
+def test_versions_are_those_of_the_interpreter_that_the_command_names(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "a")
+    document = json.loads((folder / "audit.json").read_text())
+    document["command"][0] = "/opt/theirs/bin/python3.11"
+    (folder / "audit.json").write_text(json.dumps(document))
+    audit([str(folder), "--repro"])
+    script = (folder / "repro" / "struck" / "again.sh").read_text()
+    assert "/opt/theirs/bin/python3.11 -m pip freeze" in script
+
+
 def test_the_keys_are_keys_that_an_audit_takes(tmp_path: Path) -> None:
     from ecrl_cli.cli.arguments import parse
     from ecrl_cli.cli.audit import quoted
@@ -115,7 +145,8 @@ def test_the_keys_are_keys_that_an_audit_takes(tmp_path: Path) -> None:
 
 
 def test_the_first_difference_holds_what_both_recorded(tmp_path: Path) -> None:
-    audit([str(recorded(tmp_path / "a")), "--repro"])
+    planned(recorded(tmp_path / "a") / "struck", 11, 99, happened=1)
+    audit([str(tmp_path / "a"), "--repro"])
     target = tmp_path / "a" / "repro" / "struck"
     difference = json.loads((target / "difference.json").read_text())
     assert (difference["step"], difference["components"]) == (13, ["samples", "input"])
@@ -124,6 +155,7 @@ def test_the_first_difference_holds_what_both_recorded(tmp_path: Path) -> None:
     draft = (target / "issue.md").read_text()
     assert "python train.py --out '{dir}'" in draft and "`--resume {latest:*.pt}`" in draft
     assert "first step that differs is step 13: samples" in draft
+    assert "kill of rank 0 at step 11" in draft and "at step 99" not in draft
 
 
 def test_nothing_broken_is_nothing_to_show(tmp_path: Path) -> None:

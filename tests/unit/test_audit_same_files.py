@@ -96,6 +96,20 @@ def test_a_lost_value_is_told_beside_the_tensors_that_follow_from_it(tmp_path: P
     assert finding.evidence == ("copy.pt: its only tensor differs",)
 
 
+@pytest.mark.parametrize("hooks", [0, 1])
+def test_hooks_that_ran_in_a_restart_are_named(tmp_path: Path, hooks: int) -> None:
+    call = {"type": "call", "what": "Optimizer.step", "by": "set_state_dict", "hooks": hooks}
+
+    def disturbed(folder: Path) -> None:
+        torch.save(torch.zeros(3), folder / "ema.pt")
+        (record,) = (folder.parent / "attempt-01").glob("rank0-*.jsonl")
+        record.write_text(record.read_text() + json.dumps(call | {"after_step": 0}) + "\n")
+
+    finding = _judged(tmp_path, _saves(ema=torch.ones(3)), disturbed)
+    assert finding.status == "broken"
+    assert ["set_state_dict made a step" in line for line in finding.evidence] == [True] * hooks
+
+
 def test_files_saved_after_a_load_are_the_same(tmp_path: Path) -> None:
     def disturbed(folder: Path) -> None:
         torch.save(_state(20), folder / "last.pt")

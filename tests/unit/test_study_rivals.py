@@ -24,6 +24,7 @@ from ecrl_cli.studies.libraries.study import (
 )
 from ecrl_cli.studies.rivals.bench import RaceBench, python_of
 from ecrl_cli.studies.rivals.ckpt_chaos import _ROW
+from ecrl_cli.studies.rivals.ecrl import run_audit
 from ecrl_cli.studies.rivals.study import TOOLS, _ours, _word
 from ecrl_cli.studies.rivals.subjects import CHECKOUT, subjects
 from ecrl_cli.studies.rivals.tool import CAUGHT, NOT_APPLICABLE, PASSED, ToolAnswer, found, written
@@ -105,6 +106,13 @@ def test_each_library_has_a_script_and_each_package_a_pinned_version() -> None:
     assert all((folder / row.script).is_file() for row in rows)
     names = {re.sub(r"[-_.]+", "-", name).lower() for row in rows for name in row.packages}
     assert names <= pinned
+
+
+def test_a_row_with_keys_is_audited_with_them(tmp_path: Path) -> None:
+    bench: Any = SimpleNamespace(run=lambda command, folder: command)
+    row = next(row for row in libraries() if row.library == "Ray Train")
+    command: Any = run_audit(row.command(), "", ["python"], bench, tmp_path, row.keys)
+    assert "audit.only=[off-boundary]" in command[: command.index("--")]
 
 
 def test_an_interpreter_named_from_here_is_found_from_a_jobs_folder(

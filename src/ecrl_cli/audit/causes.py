@@ -34,6 +34,19 @@ BUCKETS = (
     " restarts exact"
 )
 
+DCP_LEFT_OUT = (
+    "DCP loads what its template has: of an optimizer that has made no step the settings alone, if"
+    " it is passed as it is or its parameters have gradients already. Make the template by"
+    " get_optimizer_state_dict before the first backward pass, pass what was loaded to"
+    " set_optimizer_state_dict"
+)
+TURN = "what tells whose turn it is (a counter, say) was not restored"
+UNTIED = (
+    "the model trained other tensors: load_state_dict(assign=True) makes tied weights two"
+    " parameters (tie them again before the optimizer is made), and what was frozen or added is"
+    " to be so again"
+)
+
 UNFED = (
     "other tensors entered the model: what picks its samples (a position, a random stream of its"
     " own), or what the job keeps elsewhere, between its data and its model (a normaliser, a"
@@ -57,10 +70,10 @@ def cause_of(
             " and ".join(in_words(name, ours.optimizers_before) for name in step.who)
             for step in (ours, due)
         )
-        return (
-            f"{mine} stepped where {theirs} was due: what tells whose turn it is (a counter, say)"
-            " was not restored"
-        )
+        kinds, others = ({name.partition("[")[0] for name in step.who} for step in (ours, due))
+        untied = kinds == others and not set(due.who) & set(ours.optimizers_before)
+        why = UNTIED if untied else TURN
+        return f"{mine} stepped where {theirs} was due: {why}"
     begun = next((one for one in judged.path.resumed if one.attempt == attempt), None)
     fresh = begun is not None and step == (begun.after or 0) + 1
     if first in ("parameters", "optimizer"):
@@ -103,6 +116,25 @@ def cause_of(
         said = (BESIDE if beside else MEANING[first]) if ours.samples else UNFED
         return said if fresh else _later(step, begun, said)
     return MEANING[first]
+
+
+def hooks_ran(judged: Judged) -> tuple[str, ...]:
+    """The functions of torch that made a step of an optimizer that had made none, with hooks of the
+    job on its step, in a restart: in words, as evidence.
+    """
+    names = {
+        str(call.get("by"))
+        for attempt, processes in judged.arm.attempts.items()
+        if attempt
+        for process in processes
+        for call in process.calls
+        if call.get("by") and call.get("hooks") and call["after_step"] == 0
+    }
+    return tuple(
+        f"in a restart {name} made a step of an optimizer that had made none, and the hooks of that"
+        " step ran: register them after the load, or restore what they change after it"
+        for name in sorted(names)
+    )
 
 
 def generator_lost(component: str, ours: Step, due: Step) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ecrl_cli.storage.safe_read import refuse_links
 
 FOLDER = "repro"
 ROUNDS = 3
+TITLE = 120  # letters of a title
 _OWN = ("run_dir", "audit.only", "audit.cold")  # set by again.sh itself
 # By promise, what a reader of the report may expect instead.
 EXPECTED = {
@@ -45,8 +47,9 @@ _AGAIN = """#!/usr/bin/env bash
 # folder in which the audit was started, with the job's environment active and ecrl {version} in it.
 # Exit code 0: broken each time.
 set -u
+command -v ecrl > /dev/null || {{ echo "put ecrl on the PATH" >&2; exit 2; }}
 here=$(cd "$(dirname "$0")" && pwd)
-python -m pip freeze > "$here/versions.txt" 2>/dev/null || true
+{python} -m pip freeze > "$here/versions.txt" 2>/dev/null || rm -f "$here/versions.txt"
 broken=0
 for round in {numbers}; do
   ecrl audit --json {keys} run_dir="$here/round-$round" \\
@@ -55,7 +58,10 @@ for round in {numbers}; do
   python3 - "$here/round-$round.json" {promise} {arm} <<'END' && broken=$((broken + 1))
 import json, sys
 path, promise, arm = sys.argv[1:]
-findings = json.load(open(path, encoding="utf-8"))["findings"]
+try:
+    findings = json.load(open(path, encoding="utf-8"))["findings"]
+except (OSError, ValueError, KeyError):
+    sys.exit(f"no answer: see {{path.removesuffix('.json')}}.log")
 seen = [f for f in findings if (f["promise"], f["arm"], f["status"]) == (promise, arm, "broken")]
 print(seen[0]["message"] if seen else f"{{promise}}: not broken")
 sys.exit(not seen)
@@ -112,11 +118,17 @@ def again(finding: ArmFinding, asked: Mapping[str, Any]) -> str:
         rounds=ROUNDS,
         numbers=" ".join(str(number) for number in range(1, ROUNDS + 1)),
         version=__version__,
+        python=shlex.quote(_interpreter(asked["command"])),
         keys=" ".join(shlex.quote(key) for key in keys_of(finding.arm, asked)),
         command=shlex.join(map(str, asked["command"])),
         promise=shlex.quote(finding.promise),
         arm=shlex.quote(finding.arm),
     )
+
+
+def _interpreter(command: list[str]) -> str:
+    """The Python that a command names, or the one on the PATH, whose packages it then has."""
+    return str(command[0]) if Path(command[0]).name.startswith("python") else "python"
 
 
 def _one_line(text: str) -> str:
@@ -181,21 +193,24 @@ def issue(
     findings: list[ArmFinding], judged: Judged, asked: Mapping[str, Any], difference: dict[str, Any]
 ) -> str:
     """The draft of a report, in Markdown; `findings`: the arm's broken promises, by cause."""
-    first = findings[0]
+    first, arm = findings[0], judged.arm
+    happened = sorted(arm.planned.keys() & arm.happened)
+    failures = "\n".join(f"- {arm.planned[number]}" for number in happened)
     return "\n".join(
         [
-            f"# After a restart: {_one_line(first.message)}",
+            f"# {_title(first.message)}",
             "",
             "<!-- A draft. Say which library saves and loads here, shorten the job to what is",
             "needed, look for an issue that says the same, and remove this comment. -->",
             "",
-            "**What was done.** The command below was run undisturbed, and once more with failures;"
-            " after each it was started again in the same folder, with the same command"
-            f"{_resumed(asked)}.",
+            "**What was done.** The command below was run undisturbed, and once more with these"
+            f" failures{' (# is a number)' if '#' in failures else ''}. After each it was started"
+            f" again with the same command{_resumed(asked)}; `{{dir}}` is one folder for all"
+            " starts, empty at first.",
             "",
             *_block([shlex.join(map(str, asked["command"]))]),
             "",
-            *(f"- {words}" for words in judged.arm.planned.values()),
+            failures,
             "",
             f"**Expected.** {_sentence(EXPECTED.get(first.promise, 'the promise is kept'))}",
             "",
@@ -207,10 +222,15 @@ def issue(
             f"**Versions.** {_versions(judged)}; the others: `versions.txt`, by `again.sh`.",
             "",
             f"**Again.** `bash again.sh` runs this arm {plural(ROUNDS, 'time')} with"
-            f" [ecrl](https://ecrl.example) {__version__} and counts.",
+            f" ecrl {__version__} and counts.",
             "",
         ]
     )
+
+
+def _title(message: str) -> str:
+    words = textwrap.shorten(message, TITLE, placeholder=" ...")
+    return f"A{words[1:]}" if words.startswith("after ") else f"After a restart: {words}"
 
 
 def _sentence(text: str) -> str:
@@ -235,7 +255,7 @@ def _told(finding: ArmFinding) -> Iterator[str]:
 
 def _where(difference: dict[str, Any]) -> list[str]:
     if not difference:
-        return []
+        return ["No step that was compared differs from the undisturbed run's.", ""]
     names = ", ".join(difference["components"])
     return [
         f"The first step that differs is step {difference['step']}: {names} (`difference.json`).",

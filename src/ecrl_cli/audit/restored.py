@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ecrl_cli.audit.causes import generator_lost
+from ecrl_cli.audit.causes import DCP_LEFT_OUT, generator_lost
 from ecrl_cli.audit.components import (
     BROKEN,
     DIGEST_OF,
@@ -138,7 +138,7 @@ def _of_attempt(
             arm,
         )
     if "optimizer" not in judged.ignored:
-        yield from _optimizer(begun, arm, due.aside, _made_by(judged, begun.attempt))
+        yield from _optimizer(judged, begun, due.aside)
     if begun.attempt in judged.path.resized:
         said = (
             f"{who} had another number of processes: generators are a rank's own, and a schedule"
@@ -292,11 +292,16 @@ def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
     )
 
 
-def _optimizer(
-    begun: Resumed, arm: str, aside: str, evidence: tuple[str, ...]
-) -> Iterator[ArmFinding]:
+def _loaded_by_dcp(judged: Judged, attempt: int) -> bool:
+    """Whether `attempt` read a checkpoint by DCP before its first update."""
+    loads = [load for process in judged.arm.attempts.get(attempt, ()) for load in process.loads]
+    return any(load.get("by") == "dcp" and load["after_step"] == 0 for load in loads)
+
+
+def _optimizer(judged: Judged, begun: Resumed, aside: str) -> Iterator[ArmFinding]:
     """The optimizers' moments and counters."""
-    promise, next_step = "restored: optimizer", (begun.after or 0) + 1
+    promise, next_step, arm = "restored: optimizer", (begun.after or 0) + 1, judged.arm.name
+    evidence = _made_by(judged, begun.attempt)
     lost = {
         rank: names for rank in sorted(begun.began) if (names := _apart(begun, rank, "optimizer"))
     }
@@ -322,6 +327,7 @@ def _optimizer(
             f"the optimizer's state{whose} before step {next_step} is that of no earlier step (0"
             " entries): it was not loaded"
         )
+        evidence += (DCP_LEFT_OUT,) * _loaded_by_dcp(judged, begun.attempt)
     else:
         elsewhere = begun.steps_with("optimizer", name, begun.began[rank][name].optimizer)
         where = f"that of step {elsewhere[-1]}" if elsewhere else "that of no earlier step"

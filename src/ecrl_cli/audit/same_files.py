@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ecrl_cli.audit.causes import hooks_ran
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN, ArmFinding, Judged
 from ecrl_cli.audit.file_contents import Content
 from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step, not_judged
@@ -94,11 +95,10 @@ def same_files(
         )
     restarts = max(len(arm.attempts) - 1, len(arm.launches) - 1)
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
-    return _finding(
-        arm.name,
-        _compared(undisturbed, _Comparison(inventory, restarts, graceful, _begun_anew(arm))),
-        stable,
-    )
+    seen = _Comparison(inventory, restarts, graceful, _begun_anew(arm))
+    finding = _finding(arm.name, _compared(undisturbed, seen), stable)
+    hints = hooks_ran(judged) if finding.status == BROKEN else ()
+    return replace(finding, evidence=finding.evidence + hints)
 
 
 def _tensors_only(inventory: Inventory) -> Inventory:

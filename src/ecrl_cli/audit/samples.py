@@ -293,6 +293,12 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     """A description of the wrong samples of a step. `where`: step, rank, attempt."""
     number, rank, attempt = where
     place = f"(rank {rank}, attempt {attempt})"
+    due = reference.path.steps[number][rank][1].samples
+    if step.samples == due[: len(step.samples)]:
+        return (
+            f"step {number} consumed the first {len(step.samples)} of {len(due)} samples that were"
+            f" due {place}: it took fewer batches, or smaller ones, than that step is to have"
+        )
     until = min((end for end in _ends(reference) if end >= number), default=reference.path.last)
     if until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"

@@ -49,6 +49,7 @@ class Library:
     modules: tuple[str, ...]
     recipe: str
     words: str = ""
+    keys: str = ""
     ranks: int = 0
     note: str = ""
     unseen: bool = False  # its optimizers are none of torch's: no audit comes to an answer
@@ -123,7 +124,7 @@ def _run(context: StudyContext, trial: Trial) -> dict[str, Any]:
         start = bench.start_with(_python(context), row.modules, row.ranks)
     except EvidenceMissing as error:
         return _judged((), "no answer", error.fact) | {"starts": 0, "deaths": 0}
-    ended = run_audit(row.command(), "", start, bench, folder)
+    ended = run_audit(row.command(), "", start, bench, folder, row.keys)
     path = folder / "audit" / "audit.json"
     if not path.exists():
         last = ended.text.strip().rpartition("\n")[2].replace(f"{folder}/", "")[-400:]

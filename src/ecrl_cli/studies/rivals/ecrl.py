@@ -31,12 +31,12 @@ class Ecrl:
 
 
 def run_audit(
-    words: list[str], again: str, start: list[str], bench: RaceBench, folder: Path
+    words: list[str], again: str, start: list[str], bench: RaceBench, folder: Path, keys: str = ""
 ) -> Ended:
-    """`ecrl audit` of a job into `folder`/audit."""
+    """`ecrl audit` of a job into `folder`/audit; `keys`: further ones."""
     quoted = again.replace("'", "\\'")
     resume = [f"audit.resume='{quoted}'"] if again else []
-    command = [*ECRL, "audit", *resume, "run_dir=audit", "--"]
+    command = [*ECRL, "audit", *resume, *keys.split(), "run_dir=audit", "--"]
     return bench.run([*command, *start, *words], folder)
 
 
