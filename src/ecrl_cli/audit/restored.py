@@ -25,6 +25,7 @@ from ecrl_cli.audit.steps import Step, same_number
 from ecrl_cli.errors import plural
 
 MOMENTS = 64  # steps ahead in which a part of the state is looked for
+_BY_DCP = "dcp"  # who read a file, in a line of the recording
 Stable = Callable[[str], bool]  # whether undisturbed runs agree in a component
 Rows = list[tuple[int, Step, Step]]  # rank, a step of the attempt, the step that was due
 _GLOBAL = {
@@ -295,7 +296,7 @@ def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
 def _loaded_by_dcp(judged: Judged, attempt: int) -> bool:
     """Whether `attempt` read a checkpoint by DCP before its first update."""
     loads = [load for process in judged.arm.attempts.get(attempt, ()) for load in process.loads]
-    return any(load.get("by") == "dcp" and load["after_step"] == 0 for load in loads)
+    return any(load.get("by") == _BY_DCP and load["after_step"] == 0 for load in loads)
 
 
 def _optimizer(judged: Judged, begun: Resumed, aside: str) -> Iterator[ArmFinding]:
