@@ -303,7 +303,6 @@ ENVIRONMENTS = {
     "onednn-off": Environment(QUICK_BITS, around=no_onednn),
     "one-core": Environment((*QUICK_BITS, *SIGNALS), prefix=("taskset", "-c", "0")),
     "busy-cores": Environment((*QUICK_BITS, *SIGNALS), around=busy_cores),
-    "nice-19": Environment((*QUICK_BITS, *RUNS), prefix=("nice", "-n", "19"), around=busy_cores),
     "signals-ignored": Environment(SIGNALS, prefix=shell("trap '' INT HUP QUIT;")),
     "not-root": Environment(
         (*FILES, *TOOLS, *RUNS),
