@@ -43,13 +43,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def sweep(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of the sweep, to be spoilt."""
-    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
-    return tmp_path / "sweep"
-
-
 def test_a_struck_run_that_nobody_vouches_for_is_not_proven(tmp_path: Path) -> None:
     """Every other promise is kept, and the recovery was wrong."""
     verdict = verify_run(build_blk(tmp_path, bug_from=12).root)

@@ -4,7 +4,6 @@ state, the end state; and can refuse it.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_replicas_ref(folder)
     build_replicas(folder)
     return folder
-
-
-@pytest.fixture
-def sweep(recorded: Path, tmp_path: Path) -> Path:
-    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
-    return tmp_path / "sweep"
 
 
 @pytest.fixture

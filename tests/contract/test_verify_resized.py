@@ -32,12 +32,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sweep(recorded: Path, tmp_path: Path) -> Path:
-    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
-    return tmp_path / "sweep"
-
-
-@pytest.fixture
 def run(sweep: Path) -> RunLayout:
     return RunLayout(sweep / "elastic")
 

@@ -462,11 +462,6 @@ SECONDS: dict[str, Row] = {
 ROWS = {**STATES, **SECONDS}
 
 
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    return Judged.of(tmp_path_factory.mktemp("runs"))
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_what_is_wrong_is_told_and_what_is_right_is_not(judged: Judged, name: str) -> None:
     judged.hold(ROWS[name])

@@ -44,13 +44,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def sweep(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of the sweep, to be spoilt."""
-    shutil.copytree(recorded, tmp_path / "sweep", symlinks=True)
-    return tmp_path / "sweep"
-
-
 @pytest.fixture(scope="module")
 def verdict_on(
     recorded: Path, tmp_path_factory: pytest.TempPathFactory

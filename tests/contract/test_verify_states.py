@@ -54,11 +54,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def sweep(recorded: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(recorded, tmp_path / "sweep", symlinks=True))
-
-
 def found(verdict: Verdict, promise: str = STATE) -> Finding:
     return next(finding for finding in verdict.findings if finding.promise == promise)
 

@@ -4,6 +4,7 @@ one's own.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -28,6 +29,16 @@ def image(
     step: int, *, single: bool = False, seed: int = 1, run_id: str = RUN_ID
 ) -> CheckpointImage:
     return synthetic_image(seed, step, synthetic_plan(40_000, 20_000, single=single), run_id)
+
+
+def replaced_by_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def replaced_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 class CountingFs(PosixFs):

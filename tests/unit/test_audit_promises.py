@@ -17,9 +17,18 @@ from ecrl_cli import __version__
 from ecrl_cli.audit.audit import judge_folder, write_result
 from ecrl_cli.audit.components import ArmFinding, in_words, judged_arm
 from ecrl_cli.audit.costs import costs_of
+from ecrl_cli.audit.lineage import (
+    AFTER,
+    RecordedState,
+    Resumed,
+    path_of,
+    without_trial_steps,
+)
 from ecrl_cli.audit.page import STATES, page
 from ecrl_cli.audit.plan import too_few_steps
 from ecrl_cli.audit.records import read_arm
+from ecrl_cli.audit.saving import reads
+from ecrl_cli.audit.steps import OptimizerState
 from ecrl_cli.audit.verdict import AuditVerdict, render
 from ecrl_cli.cli.audit import audit
 from ecrl_cli.config.codec import encode
@@ -976,6 +985,57 @@ def in_turn(folder: Path, part: tuple[int, int], attempt: int, live: bool = True
                 for done in (False, True)
             ]
     write(folder, attempt, 0, lines)
+
+
+def after_a_trial(folder: Path, first: int, last: int, attempt: int) -> None:
+    """Two steps of an optimizer that is used for a trial alone, then those of A after `first` up to
+    `last`. Checkpoints are saved after steps 8 and 12; that of `first` is read.
+    """
+    held = {"A": told("A", first), "Trial": told("Trial", 0)}
+    lines: list[dict[str, Any]] = [
+        {"type": "process", "format": 1, "rank": 0, "world_size": 1, "attempt": attempt},
+    ]
+
+    def file(op: str, step: int, after: int) -> dict[str, Any]:
+        return {"type": "file", "op": op, "path": f"out/{step}.pt", "after_step": after}
+
+    def both() -> dict[str, Any]:
+        return {f"Adam[1]{name}": {"params": held[name], "optimizer": held[name]} for name in held}
+
+    lines += [file("read", first, 0)] * bool(first) + [{"type": "start", "objects": both()}]
+    names = ["Trial", "Trial", *["A"] * (last - first)]
+    for number, name in enumerate(names, start=1):
+        before, step = both(), first + number - 2
+        held[name] = told(name, number if name == "Trial" else step)
+        who = {"who": [f"Adam[1]{name}"], "before": {"objects": before}}
+        lines.append({"type": "step", "step": number, "losses": [1.0], "objects": both(), **who})
+        if name == "A" and step in (8, 12):
+            path = {"type": "save", "path": f"out/{step}.pt", "after_step": number}
+            lines += [{**path, "done": False}, file("write", step, number), {**path, "done": True}]
+    write(folder, attempt, 0, lines)
+
+
+def test_steps_that_a_restart_makes_on_trial_are_none_of_its_training(tmp_path: Path) -> None:
+    after_a_trial(tmp_path / "ref", 0, LAST, 0)
+    undisturbed = path_of(read_arm(tmp_path / "ref"))
+    after_a_trial(tmp_path / "struck", 0, 10, 0)
+    after_a_trial(tmp_path / "struck", 8, LAST, 1)
+    arm = without_trial_steps(read_arm(tmp_path / "struck"), undisturbed)
+    (process,) = arm.attempts[1]
+    assert [step.number for step in process.steps] == list(range(1, LAST - 8 + 1))
+    assert {name for step in process.steps for name in step.optimizers} == {"Adam[1]A"}
+    assert {name for step in process.steps for name in step.optimizers_before} == {"Adam[1]A"}
+    assert {save["after_step"] for save in process.saves} == {12 - 8}
+    assert [(one.attempt, one.path) for one in reads(arm)] == [(1, "out/8.pt")]
+    assert path_of(arm, undisturbed).resumed[0].after == 2 + 8  # two on trial before them
+
+
+def test_the_last_step_with_a_state_is_the_last_of_all_that_had_it() -> None:
+    had = {"A": OptimizerState(params="p")}
+    states = tuple(RecordedState(step, AFTER, had) for step in (16, 8, 1))
+    begun = Resumed(1, 8, "content", (), None, states=states)
+    assert begun.steps_with("params", "A", "p") == [1, 8, 16]
+    assert begun.steps_with("optimizer", "A", "p") == []
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -33,7 +33,13 @@ from ecrl_cli.checkpoint.store.synthetic import synthetic_image, synthetic_plan
 from ecrl_cli.errors import RunDirectoryError, StorageError
 from ecrl_cli.storage.fs import Buffer, PosixFs
 from tests.recording_fs import RecordingFs
-from tests.unit.checkpoint_support import CountingFs, flip, store_at
+from tests.unit.checkpoint_support import (
+    CountingFs,
+    flip,
+    replaced_by_fifo,
+    replaced_by_link,
+    store_at,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["group", "single"])
@@ -242,16 +248,6 @@ def truncated(path: Path) -> None:
 def garbage(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:100] + os.urandom(64) + data[164:])
-
-
-def replaced_by_link(path: Path) -> None:
-    path.rename(path.parent.parent / "elsewhere")
-    path.symlink_to(path.parent.parent / "elsewhere")
-
-
-def replaced_by_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 def two_bits(path: Path) -> None:

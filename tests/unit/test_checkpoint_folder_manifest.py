@@ -459,6 +459,7 @@ def test_a_manifest_is_read_as_it_was_written_and_is_no_part_of_itself(tmp_path:
     assert read_manifest(tmp_path) == written == folder_manifest(tmp_path, MOST) and list(
         written.files
     ) == ["a/ecrl-manifest.json", "b"]
+    assert (tmp_path / "ecrl-manifest.json").read_bytes().endswith(b"}\n")  # a line, as of a log
     for other in (replace(written, schema_version=2), replace(written, digest="md5")):
         write_manifest(tmp_path, other)
         with pytest.raises(

@@ -44,7 +44,15 @@ from ecrl_cli.storage.fs import PosixFs
 from ecrl_cli.storage.safe_read import PIECE
 from ecrl_cli.studies.frame import store_fixture
 from ecrl_cli.studies.frame.store_fixture import image_from, in_one_part, part_entry
-from tests.unit.checkpoint_support import CONFIG, commit, flip, image, store_at
+from tests.unit.checkpoint_support import (
+    CONFIG,
+    commit,
+    flip,
+    image,
+    replaced_by_fifo,
+    replaced_by_link,
+    store_at,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["group", "single"])
@@ -117,16 +125,6 @@ def truncate(path: Path) -> None:
 def extend(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"\0")
-
-
-def replaced_by_link(path: Path) -> None:
-    path.rename(path.parent.parent / "elsewhere")
-    path.symlink_to(path.parent.parent / "elsewhere")
-
-
-def replaced_by_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 def replaced_by_socket(path: Path) -> None:

@@ -158,6 +158,12 @@ def test_a_line_of_another_form_is_read_line_by_line(tmp_path: Path, name: str) 
     assert repr(log) == repr(read_journal(path, RankLine))
 
 
+def test_a_log_that_is_missing_has_no_lines(tmp_path: Path) -> None:
+    for kind in (RankLine, Span):
+        log = read_log(tmp_path / "missing.jsonl", kind)
+        assert (tuple(log.events), tuple(log.raw), log.torn) == ((), (), 0)
+
+
 def test_two_lines_do_not_make_up_for_each_other(tmp_path: Path) -> None:
     """Digests of 63 and 65 digits, or one line with a digest of the state and another with those by
     component, are as much in all as two whole ones.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 LOST, REPEATED = "lost", "repeated"
 # `Attempt.memory`: whose in-memory state an attempt continues from
@@ -101,31 +102,9 @@ class AppliedSamples:
     layers: tuple[str, ...]
 
 
-def lost(
-    global_step: int,
-    samples: Iterable[int],
-    layers: Iterable[str],
-    ranks: Iterable[int],
-    cause: str,
-) -> list[LostSamples]:
-    """The record of lost samples: one line, or none if nothing was lost."""
-    return _line(global_step, LOST, samples, layers, ranks, cause)
-
-
-def repeated(
-    global_step: int,
-    samples: Iterable[int],
-    layers: Iterable[str],
-    ranks: Iterable[int],
-    cause: str,
-) -> list[LostSamples]:
-    """The record of repeated samples: one line, or none if nothing was repeated."""
-    return _line(global_step, REPEATED, samples, layers, ranks, cause)
-
-
 def _line(
-    global_step: int,
     effect: str,
+    global_step: int,
     samples: Iterable[int],
     layers: Iterable[str],
     ranks: Iterable[int],
@@ -133,3 +112,7 @@ def _line(
 ) -> list[LostSamples]:
     line = LostSamples(global_step, effect, tuple(samples), tuple(layers), tuple(ranks), cause)
     return [line] if line.samples and line.layers else []
+
+
+# the record of samples that are lost, or repeated: one line, or none if there are none
+lost, repeated = partial(_line, LOST), partial(_line, REPEATED)
