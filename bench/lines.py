@@ -32,7 +32,7 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.state_digests import digest_due, worked_out
+from ecrl_cli.records.state_digests import MEASURED_STEPS, digest_due, worked_out
 from ecrl_cli.storage.files import write_json
 
 PER_SECOND_GOAL, MILLION_GOAL_S, MILLION_GOAL_MB = 100_000.0, 15.0, 500.0
@@ -96,6 +96,8 @@ class LongWorker(Worker):
             LongRun.interval = worked_out(DIGEST_S, step_s)
             write_json(self.run.layout.state_digests, encode(LongRun.interval))
         super().one_step()
+        if self.step <= MEASURED_STEPS:
+            self.spend("sync", DIGEST_S, self.step)  # in which the digest was worked out
 
     def state_of(self, rank: int) -> dict[str, Any]:
         if digest_due(self.run.config, LongRun.interval, self.step, self.first - 1):
