@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -346,8 +346,12 @@ def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
         }
     found: dict[int, float | None] = {}
     for segment, ranks in zip(path.segments, there, strict=True):
-        by_step = zip(*(columns.loss[rows].tolist() for columns, rows in ranks or ()), strict=True)
-        found |= zip(segment.steps(), map(_mean, by_step), strict=True)
+        values = [columns.loss[rows] for columns, rows in ranks or ()]
+        by_step = zip(*(column.tolist() for column in values), strict=True)
+        means: Iterable[float | None] = map(_mean, by_step)
+        if all(np.isfinite(column).all() for column in values):
+            means = (total / len(values) for total in map(math.fsum, by_step))
+        found |= zip(segment.steps(), means, strict=True)
     return dict(sorted(found.items()))
 
 
