@@ -1,5 +1,5 @@
-"""All benches: `python -m bench` runs each as a program of its own, prints its JSON, and one table
-of all goals at the end.
+"""All benches: `python -m bench` runs each as a program of its own, prints its JSON, and at the end
+one table of all goals and, for each one missed, what stands in its way.
 
 A bench measures ratios of arms that are interleaved, so other work on the machine disturbs both;
 but not alike. Whether it did shows in the A/A control: two identical arms. `--only` names benches.
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from bench.goals import Figure, figures
+from bench.obstacles import obstacles_of
 
 from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.report.tables.renderers import terminal_of
@@ -24,6 +25,7 @@ from ecrl_cli.report.tables.table import Column, Table
 NAMES = (
     "stall",
     "deferred",
+    "every_step",
     "store",
     "scrub",
     "bad_input",
@@ -100,7 +102,10 @@ def main() -> int:
         found += figures_of
         if reason:
             failed[name] = reason
-    print("\n".join(["", *table(found), *(f"{name}: {reason}" for name, reason in failed.items())]))
+    lines = ["", *table(found), *(f"{name}: {reason}" for name, reason in failed.items())]
+    obstacles = obstacles_of(found)
+    lines += ["", "What stands in the way:", *obstacles] if obstacles else []
+    print("\n".join(lines))
     return 1 if failed or any(each.verdict == "missed" for each in found) else 0
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.goals import at_least, at_most
+from bench.program import installed
 from bench.runs import machine
 from bench.stall import median_ratio
 
@@ -47,7 +48,7 @@ def audited(folder: Path, warm: bool) -> tuple[float, int]:
     words = [sys.executable, "-m", "ecrl_cli.cli.main", "audit", f"run_dir={folder}"]
     words += [f"audit.warm={str(warm).lower()}", "--", sys.executable, str(JOB), "--out", "{dir}"]
     began = monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=installed())
     seconds = monotonic() - began
     document = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     if done.returncode or document["status"] != "valid":

@@ -4,7 +4,6 @@ JSON. Fails above two seconds.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench.goals import at_most
-from bench.program import show
+from bench.program import installed, show
 from tests.e2e.bad_input_rows import ROWS, Row
 
 LIMIT_S = 2.0
@@ -31,7 +30,7 @@ def seconds(row: Row) -> float:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **row.environment},
+            env=installed() | row.environment,
         )
         elapsed = time.perf_counter() - start
     if result.returncode != row.code:

@@ -43,9 +43,9 @@ from ecrl_cli.records.journal import read_journal
 from ecrl_cli.records.layout import RunLayout
 
 GOALS = {
-    "deferred stall / blocking stall": 0.02,
-    "deferred stall / DCP async_save stall": 0.1,
-    "step with a write in flight / step without": 1.05,
+    "deferred stall / blocking stall": 0.01,
+    "deferred stall / DCP async_save stall": 0.02,
+    "step with a write in flight / step without": 1.02,
 }
 
 

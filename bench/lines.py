@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from bench.goals import at_least, at_most
+from bench.program import installed
 from tests.runs.builder import PARTS, RunBuilder, Worker, config_of
 
 from ecrl_cli.checkpoint.format.image import TensorSpec
@@ -32,12 +33,13 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.state_digests import digest_due, worked_out
+from ecrl_cli.records.state_digests import MEASURED_STEPS, digest_due, worked_out
 from ecrl_cli.storage.files import write_json
 
 PER_SECOND_GOAL, MILLION_GOAL_S, MILLION_GOAL_MB = 100_000.0, 15.0, 500.0
 LINES, SIZES = 1_000_000, 4
 SHAPES = (2, 1000)  # ranks
+CONCLUSIVE = 0.1  # how far two judgements of one run may come apart
 SAMPLES, SHARD, CHECKPOINTS = 50_000, 2, 4
 STEP_S = 0.02  # of the steps that are built
 DIGEST_S = 100 * 0.005 * STEP_S  # so that digests are due every 128 steps
@@ -96,6 +98,8 @@ class LongWorker(Worker):
             LongRun.interval = worked_out(DIGEST_S, step_s)
             write_json(self.run.layout.state_digests, encode(LongRun.interval))
         super().one_step()
+        if self.step <= MEASURED_STEPS:
+            self.spend("sync", DIGEST_S, self.step)  # in which the digest was worked out
 
     def state_of(self, rank: int) -> dict[str, Any]:
         if digest_due(self.run.config, LongRun.interval, self.step, self.first - 1):
@@ -138,7 +142,9 @@ def judged(run: Path) -> dict[str, float]:
     """
     began = monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "ecrl_cli.cli.main", "verify", str(run)], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "ecrl_cli.cli.main", "verify", str(run)],
+        stdout=subprocess.DEVNULL,
+        env=installed(),
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -151,9 +157,11 @@ def judged(run: Path) -> dict[str, float]:
     }
 
 
-def curve(ranks: int, lines: int) -> list[dict[str, float]]:
-    """What judging costs, by the number of lines of ranks."""
-    measured = []
+def curve(ranks: int, lines: int) -> tuple[list[dict[str, float]], float]:
+    """What judging costs, by the number of lines of ranks; and the A/A control, by how much two
+    judgements of the shortest run differ.
+    """
+    measured, control = list[dict[str, float]](), 1.0
     for size in reversed(range(SIZES)):
         steps = max(lines // 2**size // ranks // CHECKPOINTS, 1) * CHECKPOINTS
         root = Path(tempfile.mkdtemp(prefix="bench-lines-"))
@@ -163,11 +171,13 @@ def curve(ranks: int, lines: int) -> list[dict[str, float]]:
             build = f"from bench.lines import *; {words}"
             subprocess.run([sys.executable, "-c", build], check=True)
             cost = judged(root / "run")
+            if not measured:
+                control = judged(root / "run")["processor_s"] / cost["processor_s"]
         finally:
             shutil.rmtree(root, ignore_errors=True)
         per_second = round(ranks * steps / cost["processor_s"])
         measured.append({"lines": ranks * steps, "steps": steps, **cost, "per_second": per_second})
-    return measured
+    return measured, round(control, 4)
 
 
 def main() -> int:
@@ -176,15 +186,19 @@ def main() -> int:
     options = parser.parse_args()
     document: dict[str, Any] = {"bench": "lines"}
     goals: dict[str, Any] = {}
+    controls: dict[str, float] = {}
     for ranks in SHAPES:
-        found = document[f"{ranks} ranks"] = curve(ranks, options.lines)
+        found, controls[f"A/A: {ranks} ranks"] = curve(ranks, options.lines)
+        document[f"{ranks} ranks"] = found
         last = found[-1]
         goals[f"lines of {ranks} ranks per second"] = at_least(last["per_second"], PER_SECOND_GOAL)
         if options.lines >= LINES:
             name = f"{LINES:,} lines of {ranks} ranks"
             goals[f"{name} (s)"] = at_most(last["processor_s"], MILLION_GOAL_S)
             goals[f"{name} (MB)"] = at_most(last["peak_mb"], MILLION_GOAL_MB)
-    document |= {"goals": goals, "cores": os.cpu_count(), "python": platform.python_version()}
+    conclusive = all(abs(control - 1) <= CONCLUSIVE for control in controls.values())
+    document |= {"goals": goals, "controls": controls, "conclusive": conclusive}
+    document |= {"cores": os.cpu_count(), "python": platform.python_version()}
     print(json.dumps(document, indent=2))
     return 0 if all(goal["met"] for goal in goals.values()) else 1
 

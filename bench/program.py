@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,11 @@ def add_folder_option(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="where to write the checkpoints (default: a temporary folder here)",
     )
+
+
+def installed() -> dict[str, str]:
+    """This environment, but that Python keeps what it compiled, as it has of an installed ecrl."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 @contextmanager

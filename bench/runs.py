@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.program import installed
 
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.records.events import InjectedFault, RankLine, Span
@@ -24,7 +25,12 @@ def train(run_dir: Path, *overrides: str) -> RunRecords:
     """`ecrl train` to its end; RuntimeError with what it said where it does not come to it."""
     command = [sys.executable, "-m", "ecrl_cli.cli.main", "train", *overrides, f"run_dir={run_dir}"]
     done = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=installed(),
     )
     if done.returncode:
         raise RuntimeError(

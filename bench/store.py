@@ -46,7 +46,7 @@ from ecrl_cli.storage.writing import WriteMode
 
 GOALS = {
     "group save / DCP.save": 0.6,
-    "group save / torch.save made durable": 0.85,
+    "group save / torch.save made durable": 0.6,
     "group save / O_DIRECT write and sync": 1.3,
     "small group, atomic_dirsync / unsafe": 3.0,
 }

@@ -34,6 +34,7 @@ AGENT = "ecrl_cli.supervision.launch.torchrun_main"
 ENTRIES = {
     "help": (("ecrl_cli.cli.main",), RECORDS | {"numpy", "yaml", "rich", "psutil", "blake3"}),
     "verify": (("ecrl_cli.cli.verify",), RECORDS | {"rich", "psutil"}),
+    "report": (("ecrl_cli.cli.report",), RECORDS - {"jinja2"}),
     "supervisor": (("ecrl_cli.runs.run",), RECORDS | {"yaml"}),
     "writer": ((WRITER,), RECORDS | {"yaml", "rich", "psutil"}),
     "a rank before its Hello": (
@@ -63,6 +64,16 @@ def imported(*modules: str) -> tuple[set[str], int]:
 def test_it_starts_without_what_it_does_not_need(entry: str) -> None:
     modules, refused = ENTRIES[entry]
     assert not refused & imported(*modules)[0]
+
+
+def test_figures_are_drawn_without_scipys_statistics_which_stay_importable() -> None:
+    """seaborn would import them, which takes longer than it and all the rest."""
+    words = (
+        "import sys; from ecrl_cli.report.figures.export import load_libraries as load; load();"
+        " print('seaborn' in sys.modules, 'scipy.stats' in sys.modules); import scipy.stats"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_an_agent_that_forks_its_ranks_has_what_they_need_and_no_thread_of_its_own() -> None:

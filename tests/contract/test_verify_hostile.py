@@ -26,11 +26,11 @@ import json, resource, sys
 from pathlib import Path
 from ecrl_cli.cli.main import main
 from ecrl_cli.cli.verify import verify
-from ecrl_cli.report import build
-drawn = build.run_pictures
+from ecrl_cli.report.figures import runs
+drawn = runs.run_pictures
 # Pictures are as slow as all else together, and of the same numbers: drawn only where a time is
 # out of all bounds.
-build.run_pictures = lambda comparison: drawn(comparison) if sweep.name == "DRAWN" else []
+runs.run_pictures = lambda *given: drawn(*given) if sweep.name == "DRAWN" else []
 for sweep in sorted(Path(sys.argv[1]).iterdir()):
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + SECONDS

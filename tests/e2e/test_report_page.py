@@ -126,7 +126,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     plans[-1].verdict = "invalid"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
+        patch.setattr("ecrl_cli.report.figures.runs.run_pictures", lambda *given: [])
         return report([make_sweep(tmp_path_factory.mktemp("report") / "sweep", plans)]).page
 
 

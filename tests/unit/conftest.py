@@ -32,9 +32,9 @@ def numbers_from_metrics(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take most of their time."""
-    monkeypatch.setattr("ecrl_cli.report.build.run_pictures", lambda comparison: [])
-    monkeypatch.setattr("ecrl_cli.report.build.study_pictures", lambda study: [])
-    monkeypatch.setattr("ecrl_cli.report.history.history_pictures", lambda history: [])
+    monkeypatch.setattr("ecrl_cli.report.figures.runs.run_pictures", lambda *given: [])
+    monkeypatch.setattr("ecrl_cli.report.figures.studies.study_pictures", lambda study: [])
+    monkeypatch.setattr("ecrl_cli.report.figures.history.history_pictures", lambda history: [])
     monkeypatch.setattr(
         "ecrl_cli.replication.report.publication.published_pictures", lambda found: ()
     )

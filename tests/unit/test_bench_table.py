@@ -4,8 +4,11 @@ and whether that means something.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bench.__main__ import table
 from bench.goals import at_least, at_most, figures
+from bench.obstacles import OBSTACLES, obstacles_of
 
 
 def test_goals_are_found_in_the_document_and_in_those_inside_it() -> None:
@@ -38,3 +41,23 @@ def test_the_control_farthest_from_one_stands_in_the_table() -> None:
     head, line = table(list(figures("stall", document)))
     assert head.split() == ["bench", "figure", "measured", "limit", "A/A"]
     assert line.split() == ["stall", "stall", "0.5", "<=", "0.5", "0.960", "met"]
+
+
+def test_a_missed_goal_is_told_with_what_stands_in_its_way() -> None:
+    document = {
+        "goals": {
+            "launch + import / import torch": at_most(1.6, 1.3),
+            "import torch once more": at_most(1.0, 1.3),
+            "to the first step": at_most(2.0, 1.3),
+        }
+    }
+    missed, unknown = obstacles_of(list(figures("start", document)))
+    assert missed == (
+        f"start, launch + import / import torch: {OBSTACLES['start', 'import torch']}"
+    )
+    assert unknown == "start, to the first step: not known"
+
+
+def test_the_page_on_costs_tells_what_stands_in_the_way() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs/costs.md").read_text().split())
+    assert [words for words, sentence in OBSTACLES.items() if sentence not in page] == []

@@ -193,6 +193,10 @@ RECORDED: dict[str, tuple[object, list[str]]] = {
     "a version that is a truth": (FOLDED | {"metrics_version": True}, [VERSION.format(True)]),
     "a version that is text": (FOLDED | {"metrics_version": "2"}, [VERSION.format("'2'")]),
     "an integer for a float": (FOLDED | {"wall_s": 10}, ["wall_s is 10, the records fold to 10.0"]),
+    "an integer for a float inside": (
+        FOLDED | {"seconds": {"compute": 1.0, "evaluate": 0}},
+        ["seconds.evaluate is 0, the records fold to 0.0"],
+    ),
     "a float for an integer": (FOLDED | {"steps": 24.0}, ["steps is 24.0, the records fold to 24"]),
     "a truth for a number": (FOLDED | {"flag": 1}, ["flag is 1, the records fold to True"]),
     "the last bit": (

@@ -12,7 +12,6 @@ from typing import Any
 
 from ecrl_cli.config.codec import encode
 from ecrl_cli.config.convert import convert
-from ecrl_cli.config.omegaconf_bridge import plain
 from ecrl_cli.config.registry import did_you_mean, unknown
 from ecrl_cli.config.schema import at_least
 from ecrl_cli.config.studies import STUDIES, study_keys
@@ -40,6 +39,8 @@ class StudyConfig:
 
 def build_study(composed: Mapping[str, Any]) -> StudyConfig:
     """The study that `composed` describes. Raises ConfigError for every invalid key or value."""
+    from ecrl_cli.config.omegaconf_bridge import plain  # a report on studies needs no omegaconf
+
     values = plain(composed)
     inner = values.pop("study", None)
     if not isinstance(inner, Mapping):

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -328,6 +329,9 @@ def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
     """Committed losses by step and rank, or by step and replica (the first line if there are
     several); both sorted.
     """
+    whole = _losses_at_once(records, path)
+    if whole is not None:
+        return {step: dict(enumerate(values)) for step, values in sorted(whole)}
     by_step: dict[int, dict[int, float]] = {}
     for segment in path.segments:
         for (step, _), lines in lines_of(records, segment).items():
@@ -339,20 +343,35 @@ def losses(records: RunRecords, path: Lineage) -> dict[int, dict[int, float]]:
 
 def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
     """By committed step, the mean of its losses; None where one is not finite."""
+    whole = _losses_at_once(records, path)
+    if whole is None:
+        whole = ((step, tuple(ranks.values())) for step, ranks in losses(records, path).items())
+    return dict(sorted((step, _mean(values)) for step, values in whole))
+
+
+def _losses_at_once(
+    records: RunRecords, path: Lineage
+) -> Iterator[tuple[int, tuple[float, ...]]] | None:
+    """Each committed step and the losses of its ranks; None where lines have to be looked at."""
     there = [covered(records, segment) for segment in path.segments]
     if records.stored.config.elastic.replicas or None in there:
-        return {
-            step: _mean(tuple(by_rank.values())) for step, by_rank in losses(records, path).items()
-        }
-    means: dict[int, float | None] = {}
-    for segment, ranks in zip(path.segments, there, strict=True):
-        by_step = zip(*(columns.loss[rows].tolist() for columns, rows in ranks or ()), strict=True)
-        means |= zip(segment.steps(), map(_mean, by_step), strict=True)
-    return dict(sorted(means.items()))
+        return None
+    return chain.from_iterable(
+        zip(
+            segment.steps(),
+            zip(*(columns.loss[rows].tolist() for columns, rows in ranks or ()), strict=True),
+            strict=True,
+        )
+        for segment, ranks in zip(path.segments, there, strict=True)
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
+    try:
+        mean = math.fsum(values) / len(values)
+    except (ValueError, OverflowError):  # infinities of both signs
+        return None
+    return mean if math.isfinite(mean) else None
 
 
 def losses_of(line: RankLine, replicas: int) -> dict[int, float]:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-FEWEST = 3  # items; with fewer, starting workers takes longer than it saves
+# items; with fewer, starting workers takes longer than it saves, unless there is something to do
+# meanwhile
+FEWEST = 3
 
 _work: Callable[[int], Any] | None = None
 
@@ -22,20 +24,23 @@ def parallel_map(
     things: Sequence[T],
     workers: int | None = None,
     done: Callable[[R], object] = lambda result: None,
-    meanwhile: Callable[[], object] = lambda: None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[R]:
     """`function` of each of `things`, in order; results are pickled. Its exceptions are raised
     here. `done` is called here with each result, and `meanwhile` once, while the workers work.
     """
-    count = min(workers or os.cpu_count() or 1, len(things))
-    if count < 2 or len(things) < FEWEST or _work is not None:
-        meanwhile()
+    at_once = workers or os.cpu_count() or 1
+    if at_once < 2 or len(things) < (1 if meanwhile else FEWEST) or _work is not None:
+        if meanwhile:
+            meanwhile()
         return _collected((function(thing) for thing in things), done)
+    count = min(at_once, len(things))
     with _inherited(lambda number: function(things[number])), _pool(count) as pool:
         results = pool.map(
             _numbered, range(len(things)), chunksize=max(1, len(things) // (8 * count))
         )
-        meanwhile()  # after the fork, so that no worker inherits half of it
+        if meanwhile:
+            meanwhile()  # after the fork, so that no worker inherits half of it
         return _collected(results, done)
 
 

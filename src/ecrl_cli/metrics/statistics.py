@@ -1,7 +1,7 @@
 """Means with intervals, paired comparisons, the two kinds of ratio, and intervals for a proportion.
 
-Distributions come from scipy.special: importing scipy.stats takes most of a second, which would
-slow down a report's start.
+Distributions come from scipy.special: importing scipy.stats takes most of a second. Even that is
+imported where an interval is worked out: a report on one run has none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
-from scipy.special import ndtr, ndtri
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,8 @@ def _summary(values: tuple[float, ...], confidence: float) -> Summary:
 
 @lru_cache(maxsize=256)
 def _student(confidence: float, freedom: int) -> float:
+    from scipy import special
+
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
@@ -203,6 +203,8 @@ def signs(differences: Sequence[float]) -> Signs:
 
 @lru_cache(maxsize=16384)
 def _signs(positive: int, negative: int, ties: int) -> Signs:
+    from scipy import special
+
     decided = positive + negative
     if decided < 2:
         return Signs(positive, negative, ties, None, None, None)
@@ -215,6 +217,8 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """The Wilson score interval: 0 of 10 gives [0, 27.8]%. ValueError unless 0 <= successes <= n
     and n >= 1.
     """
+    from scipy import special
+
     _proportion(successes, n)
     z = float(special.ndtri((1 + confidence) / 2))
     centre, spread = (
@@ -230,6 +234,8 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interva
     """The exact interval: 0 of 10 gives [0, 30.8]%. ValueError unless 0 <= successes <= n and n >=
     1.
     """
+    from scipy import special
+
     _proportion(successes, n)
     tail = (1 - confidence) / 2
     low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
@@ -287,6 +293,8 @@ def _shares(below: float, spread: Floats, confidence: float) -> tuple[float, flo
     """The quantiles to take, corrected for bias (`below`) and skewness (of the jackknife's
     `spread`).
     """
+    from scipy.special import ndtr, ndtri
+
     bias, skew = float(ndtri(below)), float((spread**3).sum() / (spread**2).sum() ** 1.5 / 6)
     tail = float(ndtri((1 - confidence) / 2))
     low, high = (float(ndtr(bias + (bias + z) / (1 - skew * (bias + z)))) for z in (tail, -tail))

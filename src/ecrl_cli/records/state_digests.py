@@ -4,6 +4,7 @@ recorded once, the same in all attempts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ecrl_cli.config.legs import targets
@@ -99,22 +100,28 @@ def steps_per_digest(digest_s: float, step_s: float) -> float:
 
 
 def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
-    """Whether the digests of `step` are due in an attempt that resumed after step `began`.
+    """Whether the digests of `step` are due in an attempt that resumed after step `began`."""
+    return digests_due(config, interval, began)(step)
+
+
+def digests_due(
+    config: RunConfig, interval: DigestInterval | None, began: int
+) -> Callable[[int], bool]:
+    """After which steps the digests are due in an attempt that resumed after step `began`.
 
     They always are while the interval is unknown, after the first step of an attempt and at each
     target of the run; and at the checkpoints that another checkpointer writes: nothing else tells
     what they hold.
     """
     if not digests_configured(config):
-        return False
-    if interval is None or step % interval.every == 0 or step in (began + 1, *targets(config)):
-        return True
-    strategy = strategy_of(config)
-    return (
-        (interval.at_checkpoints or strategy.checkpointer is not None)
-        and strategy.saves
-        and step % config.checkpoint.every == 0
-    )
+        return lambda step: False
+    if interval is None or interval.every == 1:
+        return lambda step: True
+    every, always, strategy = interval.every, {began + 1, *targets(config)}, strategy_of(config)
+    if strategy.saves and (interval.at_checkpoints or strategy.checkpointer is not None):
+        saved = config.checkpoint.every
+        return lambda step: step % every == 0 or step in always or step % saved == 0
+    return lambda step: step % every == 0 or step in always
 
 
 def digests_configured(config: RunConfig) -> bool:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
-from ecrl_cli.report.figures.export import load_libraries, picture_files
-from ecrl_cli.report.figures.runs import run_pictures
-from ecrl_cli.report.figures.studies import study_pictures
 from ecrl_cli.report.formats import harmless, printable
 from ecrl_cli.report.model.comparison import Comparison, compare
 from ecrl_cli.report.model.inputs import destination, find_inputs, run_inputs
+from ecrl_cli.report.model.picture import picture_files
 from ecrl_cli.report.model.references import read_references
 from ecrl_cli.report.model.replication import replication
 from ecrl_cli.report.model.run_record import ON_FILE, Judging, read_runs
@@ -27,7 +25,7 @@ from ecrl_cli.report.render.markdown import (
     terminal,
     terminal_study,
 )
-from ecrl_cli.report.render.page import Figures, render, sections
+from ecrl_cli.report.render.page import Figures, load_templates, render, sections
 from ecrl_cli.report.render.publication import Publication
 from ecrl_cli.report.render.sweep_diff import against_document, against_files, against_lines
 from ecrl_cli.report.tables.checkpointers import checkpointers_table
@@ -76,7 +74,7 @@ def report(
     if other:
         run_inputs([other])
     # verifies what is due: what is bad is refused before
-    runs = read_runs(inputs.runs, judging, load_libraries)
+    runs = read_runs(inputs.runs, judging, _load_drawing)
     comparison = compare(runs, read_references(runs))
     if not any(run.metrics for run in comparison.runs) and not any(
         study.result for study in studies
@@ -100,6 +98,13 @@ def report(
         ]
     )
     return ReportResult(page, text, code, comparison.notes + (diff.theirs.notes if diff else ()))
+
+
+def _load_drawing() -> None:
+    """Imports what draws, which takes longer than all the rest."""
+    from ecrl_cli.report.figures.export import load_libraries
+
+    load_libraries()
 
 
 def _exit_code(
@@ -134,11 +139,15 @@ def contents(
     """Every file of the report by its path in the folder; the page last, so that all its links
     exist.
     """
+    from ecrl_cli.report.figures.runs import run_pictures
+    from ecrl_cli.report.figures.studies import study_pictures
+
     published: Publication | None = (
         replication().publication(comparison.without_references) if comparison.runs else None
     )
     figures = Figures(
-        run_pictures(comparison), {study.ident: study_pictures(study) for study in studies}
+        run_pictures(comparison, load_templates),
+        {study.ident: study_pictures(study) for study in studies},
     )
     summary = _summary(comparison, studies)
     files = picture_files(figures.every)

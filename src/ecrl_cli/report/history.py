@@ -10,10 +10,9 @@ from pathlib import Path
 
 from ecrl_cli.errors import ConfigError, visible
 from ecrl_cli.report.build import ReportResult, write_files
-from ecrl_cli.report.figures.export import Picture, picture_files
-from ecrl_cli.report.figures.history import history_pictures
 from ecrl_cli.report.formats import date, harmless, plural, printable
 from ecrl_cli.report.model.history import History, build_folders, read_history
+from ecrl_cli.report.model.picture import Picture, picture_files
 from ecrl_cli.report.model.run_record import ON_FILE, Judging
 from ecrl_cli.report.palette import variant_colours
 from ecrl_cli.report.render.markdown import statement_lines
@@ -89,6 +88,8 @@ def history_folder(dirs: Sequence[Path], out: Path | None) -> Path:
 
 def _contents(history: History) -> dict[str, bytes]:
     """Every file by its path in the folder; the page last, so that all its links exist."""
+    from ecrl_cli.report.figures.history import history_pictures  # imports what draws
+
     said, drawn = summarize_history(history), history_pictures(history)
     files = picture_files(drawn) | {
         name: csv_of(table) for name, table in csv_tables(history).items()

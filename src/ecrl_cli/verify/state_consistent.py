@@ -12,7 +12,7 @@ from itertools import pairwise
 from ecrl_cli.checkpoint.format.canonical_json import digest, is_digest
 from ecrl_cli.checkpoint.format.train_document import due_on_ranks, saved_state, tensor_digests
 from ecrl_cli.errors import plural, shown
-from ecrl_cli.history.lineage import lines_of, lines_of_step
+from ecrl_cli.history.lineage import components_of_lines, lines_of, lines_of_step
 from ecrl_cli.history.load import AttemptRecords, RunRecords
 from ecrl_cli.records.columns import rank_columns
 from ecrl_cli.records.events import Attempt, FinalState, RankLine
@@ -21,8 +21,8 @@ from ecrl_cli.records.state_digests import (
     RANK_COMPONENTS,
     DigestInterval,
     RankState,
-    digest_due,
     digests_configured,
+    digests_due,
     recorded_by_rank,
     steps_per_digest,
     worked_out,
@@ -132,9 +132,9 @@ def _check_own_generators(case: Case, notes: FindingBuilder) -> None:
 def _generators(logs: AttemptRecords) -> Iterator[tuple[int, int, str]]:
     """Rank, step and digest of the generators, wherever an attempt recorded them."""
     for rank, lines in logs.ranks.items():
-        for line in lines.events:
-            if line.components and "rng" in line.components:
-                yield rank, line.global_step, line.components["rng"]
+        for step, components in components_of_lines(lines):
+            if "rng" in components:
+                yield rank, step, components["rng"]
     for rank, restored in logs.restored.items():
         yield rank, restored.global_step, restored.state.rng
 
@@ -211,11 +211,7 @@ def _check_due(case: Case, notes: FindingBuilder) -> None:
         _check_digest_time(case, interval, notes)
     every = interval if config.state_digests == "auto" else None
     for a in case.attempts:
-
-        @cache
-        def due_after(step: int, began: int = a.resumed_from_step) -> bool:
-            return digest_due(config, every, step, began)
-
+        due_after = cache(digests_due(config, every, a.resumed_from_step))
         for rank, lines in case.run.logs(a.attempt).ranks.items():
             columns = rank_columns(lines)
             if columns is not None and digests_as_due(columns, due_after):

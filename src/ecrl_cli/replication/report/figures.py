@@ -27,7 +27,7 @@ from ecrl_cli.replication.report.values import (
     ExperimentValues,
     SuiteValues,
 )
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, draw_figures, set_tooltip
 from ecrl_cli.report.figures.plots import (
     BAR_COLUMNS,
     END_COLUMNS,
@@ -40,6 +40,7 @@ from ecrl_cli.report.figures.plots import (
     panels,
 )
 from ecrl_cli.report.formats import by_value, change, count, duration, magnitude, printable, rate
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.timeline_view import thinned
 from ecrl_cli.report.palette import (

@@ -27,9 +27,9 @@ from ecrl_cli.replication.report.sample import Experiment, experiments
 from ecrl_cli.replication.report.setting import revision
 from ecrl_cli.replication.report.settings_tables import table1, table2, table3, table4
 from ecrl_cli.replication.report.values import ARMS, EXPERIMENTS
-from ecrl_cli.report.figures.export import Picture, picture_files
 from ecrl_cli.report.formats import plural
 from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.picture import Picture, picture_files
 from ecrl_cli.report.model.study_record import slugs
 from ecrl_cli.report.model.suite_gates import all_passed
 from ecrl_cli.report.render.publication import Publication, PublishedTable

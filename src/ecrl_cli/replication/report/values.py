@@ -164,7 +164,11 @@ class Values:
 
 
 PUBLISHED = decode(
-    Values, yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    Values,
+    yaml.load(
+        Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"),
+        Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # a tenth of the time
+    ),
 )
 SUITES = PUBLISHED.suites
 BY_SUITE = {values.suite: values for values in SUITES}

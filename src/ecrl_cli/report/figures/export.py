@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 
 from ecrl_cli.linux.parallel import parallel_map
 from ecrl_cli.report.formats import minus, printable
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.palette import INK, MUTED, RULE, themed
 
 WIDTH = 7.4  # inches
@@ -53,26 +55,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "path.simplify_threshold": 0.5,
 }
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure: its file name, its title, and its contents by format."""
-
-    name: str
-    title: str
-    svg: str  # empty if not shown in the page as SVG
-    png: bytes
-    pdf: bytes
-
-
-def picture_files(pictures: Iterable[Picture]) -> dict[str, bytes]:
-    """The files of the pictures by their path in the report's folder."""
-    return {
-        f"figures/{picture.name}.{kind}": data
-        for picture in pictures
-        for kind, data in (("png", picture.png), ("pdf", picture.pdf))
-    }
 
 
 def legend_name(label: str) -> str:
@@ -106,16 +88,29 @@ class FigureSpec:
 
 
 def load_libraries() -> None:
-    """Imports what draws, which takes most of a second: before workers are forked, so that they
-    need not.
+    """Imports what draws, which takes half a second: before workers are forked, so that they need
+    not.
+
+    seaborn asks for scipy.stats and scipy.cluster, which take longer than all the rest, and goes
+    without them where they are not installed: no figure here needs its densities and clusters.
     """
-    import seaborn  # noqa: F401
+    absent = {"scipy.stats", "scipy.cluster"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: cannot be imported
+    try:
+        import seaborn  # noqa: F401
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
-def draw_figures(specs: Sequence[FigureSpec]) -> list[Picture]:
-    """Draws the figures that have something to show, in order, in ECRL's style."""
+def draw_figures(
+    specs: Sequence[FigureSpec], meanwhile: Callable[[], object] | None = None
+) -> list[Picture]:
+    """Draws the figures that have something to show, in order, in ECRL's style, in several
+    processes; `meanwhile` is called once beside that.
+    """
     load_libraries()
-    return [made for made in parallel_map(_drawn, specs) if made]
+    return [made for made in parallel_map(_drawn, specs, meanwhile=meanwhile) if made]
 
 
 def _drawn(spec: FigureSpec) -> Picture | None:

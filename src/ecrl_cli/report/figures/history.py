@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ecrl_cli.report.figures.export import FigureSpec, Picture, draw_figures, legend_name
+from ecrl_cli.report.figures.export import FigureSpec, draw_figures, legend_name
 from ecrl_cli.report.figures.plots import MARK_COLUMNS, curves, marks, panels
 from ecrl_cli.report.formats import printable, short
 from ecrl_cli.report.model.history import FAILING, History, Track
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.palette import BAD, INK, Colour, variant_colours
 from ecrl_cli.report.tables.history import STATUS_WORDS
 from ecrl_cli.report.tables.runs import KINDS

@@ -174,6 +174,8 @@ def _own_frame(axes: Axes) -> Iterator[None]:
     """Restores axis labels and the row range, which seaborn overwrites."""
     labels, rows = (axes.get_xlabel(), axes.get_ylabel()), axes.get_ylim()
     scaled = axes.get_autoscaley_on()
+    # where an axis has no label, seaborn looks at every tick to see whether it is shown
+    axes.set(xlabel=labels[0] or "x", ylabel=labels[1] or "y")
     yield
     axes.set(xlabel=labels[0], ylabel=labels[1])
     if not scaled:

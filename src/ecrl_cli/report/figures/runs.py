@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ecrl_cli.metrics.statistics import Summary
-from ecrl_cli.report.figures.export import WIDTH, FigureSpec, Picture, draw_figures, set_tooltip
+from ecrl_cli.report.figures.export import WIDTH, FigureSpec, draw_figures, set_tooltip
 from ecrl_cli.report.figures.plots import (
     BAR_COLUMNS,
     END_COLUMNS,
@@ -27,9 +27,10 @@ from ecrl_cli.report.figures.plots import (
 )
 from ecrl_cli.report.formats import change, duration, plural, printable, rate, share, short
 from ecrl_cli.report.model.arms import Arm
-from ecrl_cli.report.model.comparison import ALL, EVERY, Comparison
+from ecrl_cli.report.model.comparison import ALL, EVERY, Comparison, first_seed
 from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.effects import effects, swept
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.model.run_record import Run
 from ecrl_cli.report.model.spans import is_range, span
 from ecrl_cli.report.model.timeline_view import TimelineView, thinned
@@ -55,8 +56,10 @@ AXES = (
 EFFECTS = "Difference of goodput by pairs of one suite and seed, with 95% intervals"
 
 
-def run_pictures(comparison: Comparison) -> list[Picture]:
-    """Every figure that has something to show."""
+def run_pictures(
+    comparison: Comparison, meanwhile: Callable[[], object] | None = None
+) -> list[Picture]:
+    """Every figure that has something to show; `meanwhile` as in `draw_figures`."""
     if not comparison.arms:
         return []
     axes, by_arm = swept(effects(comparison)), by_scope(comparison)
@@ -101,19 +104,7 @@ def run_pictures(comparison: Comparison) -> list[Picture]:
                 in_page=False,
             )
         )
-    return draw_figures(found)
-
-
-def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
-    """By suite, one run per arm: all of the seed that most arms have, the first such seed."""
-    chosen = {}
-    for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
-        arms = comparison.of(suite)
-        seeds = [run.seed for arm in arms for run in arm.runs]
-        best = max(dict.fromkeys(seeds), key=seeds.count)
-        picked = [next((run for run in arm.runs if run.seed == best), None) for arm in arms]
-        chosen[suite] = [run for run in picked if run]
-    return chosen
+    return draw_figures(found, meanwhile)
 
 
 def draw_goodput(comparison: Comparison) -> Figure:

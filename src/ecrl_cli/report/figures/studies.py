@@ -14,7 +14,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ecrl_cli.report.figures.export import (
     WIDTH,
     FigureSpec,
-    Picture,
     draw_figures,
     legend_name,
     set_tooltip,
@@ -30,6 +29,7 @@ from ecrl_cli.report.figures.plots import (
     name_rows,
 )
 from ecrl_cli.report.formats import magnitude, printable, short
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.model.study_record import StudyResult, slugs
 from ecrl_cli.report.model.timeline_view import thinned
 from ecrl_cli.report.palette import INK, MUTED, Colour, series_colours

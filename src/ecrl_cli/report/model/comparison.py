@@ -183,6 +183,18 @@ class Comparison:
         )
 
 
+def first_seed(comparison: Comparison) -> dict[str, list[Run]]:
+    """By suite, one run per arm: all of the seed that most arms have, the first such seed."""
+    chosen = {}
+    for suite in dict.fromkeys(arm.suite for arm in comparison.arms):
+        arms = comparison.of(suite)
+        seeds = [run.seed for arm in arms for run in arm.runs]
+        best = max(dict.fromkeys(seeds), key=seeds.count)
+        picked = [next((run for run in arm.runs if run.seed == best), None) for arm in arms]
+        chosen[suite] = [run for run in picked if run]
+    return chosen
+
+
 def compare(recorded: Sequence[Run], references: Sequence[Run] = ()) -> Comparison:
     """Compares the runs suite by suite, and with their `references`; copies of a recording count
     once.

@@ -277,7 +277,7 @@ ON_FILE = Judging()
 def read_runs(
     places: Sequence[RunInput],
     judging: Judging = ON_FILE,
-    meanwhile: Callable[[], object] = lambda: None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[Run]:
     """The runs at `places`, in order, read in several processes; `meanwhile` is called once beside
     that.

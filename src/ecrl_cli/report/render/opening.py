@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ecrl_cli.report.figures.runs import first_seed
 from ecrl_cli.report.formats import change, plural, share
-from ecrl_cli.report.model.comparison import Comparison
+from ecrl_cli.report.model.comparison import Comparison, first_seed
 from ecrl_cli.report.model.contrast import Contrast, by_scope
 from ecrl_cli.report.model.effects import effects, swept
 from ecrl_cli.report.model.run_record import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ecrl_cli.report.figures.export import Picture
+from ecrl_cli.report.model.picture import Picture
 from ecrl_cli.report.tables.table import Table
 
 
