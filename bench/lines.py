@@ -33,7 +33,7 @@ from ecrl_cli.linux.clock import monotonic
 from ecrl_cli.records.events import PlannedFailure
 from ecrl_cli.records.journal import Journal
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.state_digests import MEASURED_STEPS, digest_due, worked_out
+from ecrl_cli.records.state_digests import MEASURED_STEPS, digests_due, worked_out
 from ecrl_cli.storage.files import write_json
 
 PER_SECOND_GOAL, MILLION_GOAL_S, MILLION_GOAL_MB = 100_000.0, 15.0, 500.0
@@ -102,7 +102,7 @@ class LongWorker(Worker):
             self.spend("sync", DIGEST_S, self.step)  # in which the digest was worked out
 
     def state_of(self, rank: int) -> dict[str, Any]:
-        if digest_due(self.run.config, LongRun.interval, self.step, self.first - 1):
+        if digests_due(self.run.config, LongRun.interval, self.first - 1)(self.step):
             return super().state_of(rank)
         return {"lr": self.rate()}
 

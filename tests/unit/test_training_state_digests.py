@@ -17,7 +17,7 @@ from ecrl_cli.config.schema import CheckpointConfig, RunConfig
 from ecrl_cli.data.order import ResumableGlobalBatchSampler
 from ecrl_cli.errors import RecordError
 from ecrl_cli.records.layout import RunLayout
-from ecrl_cli.records.state_digests import RANK_COMPONENTS, DigestInterval, digest_due, worked_out
+from ecrl_cli.records.state_digests import RANK_COMPONENTS, DigestInterval, digests_due, worked_out
 from ecrl_cli.training.state_digests import DigestSchedule
 
 CONFIG = RunConfig(target_steps=100, checkpoint=CheckpointConfig(every=10))
@@ -80,13 +80,13 @@ def test_due_are_the_interval_the_first_step_of_an_attempt_checkpoints_and_the_l
     due = [
         step
         for step in range(24, 101)
-        if digest_due(CONFIG, DigestInterval(16, True, 0.0, 0.0), step, 23)
+        if digests_due(CONFIG, DigestInterval(16, True, 0.0, 0.0), 23)(step)
     ]
     assert due == [24, 30, 32, 40, 48, 50, 60, 64, 70, 80, 90, 96, 100]
     assert [
         step
         for step in range(24, 101)
-        if digest_due(CONFIG, DigestInterval(64, False, 0.0, 0.0), step, 23)
+        if digests_due(CONFIG, DigestInterval(64, False, 0.0, 0.0), 23)(step)
     ] == [24, 64, 100]
 
 

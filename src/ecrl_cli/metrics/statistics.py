@@ -136,11 +136,15 @@ def _summary(values: tuple[float, ...], confidence: float) -> Summary:
     return Summary(n, mean, sd, mean - half, mean + half, low, high)
 
 
-@lru_cache(maxsize=256)
-def _student(confidence: float, freedom: int) -> float:
+def _special() -> Any:
     from scipy import special
 
-    return float(special.stdtrit(freedom, (1 + confidence) / 2))
+    return special
+
+
+@lru_cache(maxsize=256)
+def _student(confidence: float, freedom: int) -> float:
+    return float(_special().stdtrit(freedom, (1 + confidence) / 2))
 
 
 def prediction(seen: Summary, n: int, confidence: float = 0.95) -> float:
@@ -203,13 +207,11 @@ def signs(differences: Sequence[float]) -> Signs:
 
 @lru_cache(maxsize=16384)
 def _signs(positive: int, negative: int, ties: int) -> Signs:
-    from scipy import special
-
     decided = positive + negative
     if decided < 2:
         return Signs(positive, negative, ties, None, None, None)
     share = clopper_pearson(positive, decided)
-    p = min(1.0, 2 * float(special.bdtr(min(positive, negative), decided, 0.5)))
+    p = min(1.0, 2 * float(_special().bdtr(min(positive, negative), decided, 0.5)))
     return Signs(positive, negative, ties, share.low, share.high, p)
 
 
@@ -217,10 +219,8 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """The Wilson score interval: 0 of 10 gives [0, 27.8]%. ValueError unless 0 <= successes <= n
     and n >= 1.
     """
-    from scipy import special
-
     _proportion(successes, n)
-    z = float(special.ndtri((1 + confidence) / 2))
+    z = float(_special().ndtri((1 + confidence) / 2))
     centre, spread = (
         successes + z * z / 2,
         z * math.sqrt(successes * (n - successes) / n + z * z / 4),
@@ -234,13 +234,15 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interva
     """The exact interval: 0 of 10 gives [0, 30.8]%. ValueError unless 0 <= successes <= n and n >=
     1.
     """
-    from scipy import special
-
     _proportion(successes, n)
     tail = (1 - confidence) / 2
-    low = 0.0 if successes == 0 else float(special.betaincinv(successes, n - successes + 1, tail))
+    low = (
+        0.0 if successes == 0 else float(_special().betaincinv(successes, n - successes + 1, tail))
+    )
     high = (
-        1.0 if successes == n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))
+        1.0
+        if successes == n
+        else float(_special().betaincinv(successes + 1, n - successes, 1 - tail))
     )
     return Interval("Clopper-Pearson", low, high)
 
@@ -293,8 +295,7 @@ def _shares(below: float, spread: Floats, confidence: float) -> tuple[float, flo
     """The quantiles to take, corrected for bias (`below`) and skewness (of the jackknife's
     `spread`).
     """
-    from scipy.special import ndtr, ndtri
-
+    ndtr, ndtri = _special().ndtr, _special().ndtri
     bias, skew = float(ndtri(below)), float((spread**3).sum() / (spread**2).sum() ** 1.5 / 6)
     tail = float(ndtri((1 - confidence) / 2))
     low, high = (float(ndtr(bias + (bias + z) / (1 - skew * (bias + z)))) for z in (tail, -tail))

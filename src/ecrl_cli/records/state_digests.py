@@ -99,11 +99,6 @@ def steps_per_digest(digest_s: float, step_s: float) -> float:
     return digest_s / (SHARE * max(step_s, 1e-9))
 
 
-def digest_due(config: RunConfig, interval: DigestInterval | None, step: int, began: int) -> bool:
-    """Whether the digests of `step` are due in an attempt that resumed after step `began`."""
-    return digests_due(config, interval, began)(step)
-
-
 def digests_due(
     config: RunConfig, interval: DigestInterval | None, began: int
 ) -> Callable[[int], bool]:

@@ -21,7 +21,7 @@ from ecrl_cli.records.state_digests import (
     EVERY_STEP,
     MEASURED_STEPS,
     DigestInterval,
-    digest_due,
+    digests_due,
     worked_out,
 )
 from ecrl_cli.storage.files import write_json
@@ -45,7 +45,7 @@ class DigestSchedule:
         self._digest_s: list[float] = []
 
     def due(self, step: int) -> bool:
-        return digest_due(self._config, self._interval, step, self._began)
+        return digests_due(self._config, self._interval, self._began)(step)
 
     def measured(self, step_s: float, digest_s: float) -> None:
         """Record the seconds of the last step without its digests, and those of the digests."""

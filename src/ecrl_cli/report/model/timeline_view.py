@@ -10,22 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TypeVar
-
-import numpy as np
 
 from ecrl_cli.history.lineage import instants_of, steps_of
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.timeline import Timeline, phases, timeline
 from ecrl_cli.metrics.disk import DiskRate, rates
-from ecrl_cli.records.columns import Floats, Numbers
 from ecrl_cli.records.events import CHECKPOINT_ENDS, Attempt, DiskLine, SupervisorSession
 from ecrl_cli.report.formats import count, duration, plural
-from ecrl_cli.report.palette import FAMILIES, FAMILY_OF
+from ecrl_cli.report.palette import FAMILY_OF
 
 BINS, POINTS, DISK_POINTS = 2400, 80, 1200
-_FAMILIES = tuple(FAMILIES)
 
 T = TypeVar("T")
 At = Callable[[int, float], float]
@@ -262,42 +257,24 @@ def _bands(account: Timeline, at: At) -> tuple[TimeBand, ...]:
     if not account.pieces or account.wall_s <= 0:
         return ()
     width = account.wall_s / BINS
-    stretches = [
-        (_FAMILIES.index(FAMILY_OF[category]), at(attempt, began), at(attempt, ended))
-        for category, attempt, began, ended in account.stretches()
-    ]
-    family, start, end = np.array(stretches).T
-    held = _time_in_bins(family.astype(np.int64), start / width, end / width)
-    most = np.where(held.any(axis=0), held.argmax(axis=0), _FAMILIES.index("rest"))
-    starts = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), BINS]
-    return tuple(
-        TimeBand(begin * width, until * width, _FAMILIES[most[begin]])
-        for begin, until in pairwise(starts)
-    )
-
-
-def _time_in_bins(family: Numbers, start: Floats, end: Floats) -> Floats:
-    """(families, BINS): how much of each bin the stretches of each family take; they are from
-    `start` to `end`, in bins.
-    """
-    kept = (start < end) & (start < BINS)
-    row, start, end = family[kept] * BINS, start[kept], end[kept].clip(max=BINS)
-    first, last = start.astype(np.int64), np.ceil(end).astype(np.int64) - 1
-    several = (first < last).astype(np.float64)
-
-    def summed(bins: Numbers, shares: Floats) -> Floats:
-        size = len(_FAMILIES) * BINS
-        sums: Floats = np.bincount(row + bins, shares, size)[:size].astype(np.float64)
-        return sums.reshape(-1, BINS)
-
-    # the bins between a first and a last one are taken whole
-    whole = (summed(first + 1, several) - summed(last, several)).cumsum(axis=1)
-    held: Floats = (
-        summed(first, np.minimum(end, first + 1) - start)
-        + summed(last, several * (end - last))
-        + whole
-    )
-    return held
+    held: list[dict[str, float]] = [{} for _ in range(BINS)]
+    for category, attempt, began, ended in account.stretches():
+        family = FAMILY_OF[category]
+        start, end = at(attempt, began) / width, at(attempt, ended) / width
+        number = int(start)
+        while start < end and number < BINS:
+            until = end if end < number + 1 else number + 1
+            shares = held[number]
+            shares[family] = shares.get(family, 0.0) + until - start
+            start, number = until, number + 1
+    strips: list[TimeBand] = []
+    for number, shares in enumerate(held):
+        family = max(shares, key=shares.__getitem__, default="rest")
+        if strips and strips[-1].family == family:
+            strips[-1] = TimeBand(strips[-1].start, (number + 1) * width, family)
+        else:
+            strips.append(TimeBand(number * width, (number + 1) * width, family))
+    return tuple(strips)
 
 
 def _attempt(
