@@ -272,7 +272,8 @@ def test_generators_are_taken_back_with_the_step_that_was_dropped(
     """Rank 2 logs them after step 8 and drops step 9; rank 0 drops step 10, its attempt's first."""
 
     def began(number: int, rank: int, rng: str) -> RestoredState:
-        state = RankState(rank, *(digest * 64 for digest in ("c", "d", "e", rng, "f")))
+        place = str(number)  # in the data, which goes on
+        state = RankState(rank, *(digest * 64 for digest in ("c", "d", "e", rng, place)))
         return RestoredState(number, 8 + number, state, "ab" * 32)
 
     records = rank_line(load(skipped), 0, 2, 8, components=as_components(began(0, 2, "a").state))

@@ -12,7 +12,7 @@ import pytest
 
 from ecrl_cli.errors import RecordError
 from ecrl_cli.history.divergence import loss_divergence, state_divergence
-from ecrl_cli.history.lineage import Lineage, Segment, same_sized
+from ecrl_cli.history.lineage import Lineage, Segment, lineage, same_sized
 from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.history.timeline import Timeline, TimelineSlice, replays
@@ -22,7 +22,7 @@ from ecrl_cli.verify.checkpoints import _lost
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.reference import FREE, PER_LINE, SAMPLES_FREE, SAMPLES_PER_LINE, check_extent
 from ecrl_cli.verify.retention import Folder, step_of
-from ecrl_cli.verify.trajectory import _why_no_reference, same_trajectory
+from ecrl_cli.verify.trajectory import _reasons, _why_no_reference, same_trajectory
 from ecrl_cli.verify.verdict import (
     INVALID,
     SHOWN,
@@ -530,3 +530,17 @@ def test_what_is_read_to_be_judged_is_held_to_that(
     monkeypatch.setattr(reference, "load", lambda layout, cut=None: claiming(ref, 10**6))
     with pytest.raises(RecordError, match=r"claims 2,?000,?000 steps of ranks"):
         reference.bounded(ref.layout)
+
+
+def test_ends_are_compared_only_where_both_runs_come_to_the_same_step(
+    pairs: dict[str, tuple[RunRecords, RunRecords]],
+) -> None:
+    run, reference = pairs["plain"]
+    for ours, theirs in (
+        (left(run, 2, final=None), reference),
+        (run, left(reference, 0, final=None)),
+        (run, other_end(global_step=23)(reference)),
+    ):
+        assert _reasons(Case(ours), theirs, lineage(theirs)) == []
+    same_end = _reasons(Case(run), reference, lineage(reference))
+    assert same_end == ["of the final state differ: nothing"]

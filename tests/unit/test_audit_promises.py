@@ -365,6 +365,17 @@ def test_a_generator_that_only_the_beginning_of_an_epoch_draws_from_is_not_why_a
     assert ("it is something that the job keeps elsewhere" in verdict.diagnosis) != drawn
 
 
+def test_the_learning_rate_that_came_back_is_told_beside_the_due_one(recorded: Path) -> None:
+    change(recorded, 2, starts(settings=told("twice"), lr=[0.05]))
+    change(recorded, 2, at(1, lr=[0.05]))
+    (rates,) = [
+        finding.evidence
+        for finding in judged(recorded).findings
+        if (finding.promise, finding.status) == ("restored: schedule and settings", "broken")
+    ]
+    assert rates == (f"lr [0.05], due was [{0.1 / 13:.6g}]",)
+
+
 def launches(folder: Path, attempt: int, **fields: Any) -> None:
     path = folder / "struck" / "arm.json"
     document = json.loads(path.read_text())

@@ -15,6 +15,7 @@ from ecrl_cli.history.load import load
 from ecrl_cli.history.timeline import Timeline, TimelineSlice
 from ecrl_cli.records.events import Span
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.verify import labels
 from ecrl_cli.verify.clocks import Instant, _check_agreement
 from ecrl_cli.verify.rank_spans import SpanAccount
 from ecrl_cli.verify.spans import _left_over
@@ -234,6 +235,17 @@ def test_each_difference_from_the_reference_s_machine_is_told(run: RunLayout) ->
         assert f"the reference ran with {name} not set, this run with" in str(finding)
     assert "names 8 GPUs, and the checkpoints hold the state of a CPU" in str(finding)
     assert finding.status == VALID
+
+
+def test_a_gpu_whose_generator_is_in_the_checkpoints_was_used(
+    run: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_json(run.environment, lambda document: document | {"gpus": [{}]})
+    case = Case(load(run))
+    assert len(labels.unused_gpus(case)) == 1
+    drawn = dict.fromkeys(("rng.rank0.torch", "rng.rank0.cuda"), "6" * 64)
+    monkeypatch.setattr(labels, "tensor_digests", lambda manifest: drawn)
+    assert labels.unused_gpus(case) == ()
 
 
 @pytest.mark.parametrize(
