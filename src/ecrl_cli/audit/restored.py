@@ -295,7 +295,7 @@ def _made_by(judged: Judged, attempt: int) -> tuple[str, ...]:
 def _loaded_by_dcp(judged: Judged, attempt: int) -> bool:
     """Whether `attempt` read a checkpoint by DCP before its first update."""
     loads = [load for process in judged.arm.attempts.get(attempt, ()) for load in process.loads]
-    return any(load.get("by") and load["after_step"] == 0 for load in loads)  # only DCP names itself
+    return any(load.get("by") and load["after_step"] == 0 for load in loads)  # DCP has a name
 
 
 def _optimizer(judged: Judged, begun: Resumed, aside: str) -> Iterator[ArmFinding]:
