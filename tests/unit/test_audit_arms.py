@@ -345,6 +345,26 @@ def test_a_file_that_is_not_renamed_yet_is_no_finished_checkpoint(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_temporary_file_that_was_not_renamed_is_none_whatever_other_phases_save(
+    how: str, tmp_path: Path
+) -> None:
+    """No kind of file is in every save of the job; this one is renamed elsewhere."""
+
+    def renamed(name: str, step: int, events: int = 3) -> list[Line]:
+        whole = [file(op, f"{name}.tmp", step) for op in ("write", "closed")]
+        return [*whole, file("rename", f"{name}.tmp", step, to=name)][:events]
+
+    lines = [*renamed("pre.pt", 4), *renamed("fine.pt", 8, 2), struck("fine.pt.tmp", how, 8)]
+    second = process(LAST, *renamed("fine.pt", 4), first=4, attempt=1)
+    arm = recorded(tmp_path / "struck", process(8, *lines), second)
+    assert [(one.attempt, one.step, one.finished) for one in checkpoints(arm)] == [
+        (0, 4, True),
+        (0, 8, False),
+        (1, 4, True),
+    ]
+
+
 def test_saves_that_only_the_recorder_knows_are_checkpoints_too(tmp_path: Path) -> None:
     lines = attempt_lines(0, 0, LAST)
     assert [(one.step, one.paths) for one in checkpoints(recorded(tmp_path / "ref", lines))] == [

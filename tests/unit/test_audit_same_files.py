@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.components import ArmFinding
 from ecrl_cli.audit.files import write_inventory
+from ecrl_cli.audit.text_files import Restarts, differences_of_lines
 from tests.unit.audit_recordings import healthy
 
 Leave = Callable[[Path], Any]
@@ -188,7 +189,7 @@ def _trainer(runtime: float, first_mean: float, total_mean: float, resumed: str 
     """HF Trainer: the mean loss since the last log, and that of the process, begin anew with a
     process.
     """
-    log = [{"step": step, "loss": first_mean if step == 4 else 0.1 * step} for step in range(1, 8)]
+    log = [{"step": step, "loss": first_mean if step == 4 else 0.1 * step} for step in range(1, 7)]
     state = {
         "global_step": 7,
         "best_metric": 0.5,
@@ -261,7 +262,7 @@ def _retention(*steps: int) -> Leave:
 
 
 LINES = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 9)]
-CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 9))]
+CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 8))]
 HEALTHY: dict[str, tuple[Leave, Leave]] = {
     "lightning's folders of one version each": (
         _lightning(0),
@@ -351,6 +352,15 @@ def test_a_wrong_text_is_broken(tmp_path: Path, shape: str) -> None:
     undisturbed, disturbed, said = BROKEN_TEXTS[shape]
     finding = _judged(tmp_path, undisturbed, disturbed)
     assert finding.status == "broken" and said in finding.message, finding
+
+
+@pytest.mark.parametrize(("after", "cut"), [(8, False), (9, True), (None, True)])
+def test_a_mean_is_cut_only_by_a_restart_inside_its_steps(after: int | None, cut: bool) -> None:
+    """Rows of four steps each: the third is of steps 9 to 12."""
+    rows = [["step,accuracy", "4,0.5", "8,0.6", f"12,{value}"] for value in ("0.7", "0.65")]
+    restarts = Restarts(1, () if after is None else (after,), 12)
+    differences, aside, _ = differences_of_lines("a.csv", [rows[0]] * 2, rows[1], restarts)
+    assert (len(differences), len(aside)) == ((0, 1) if cut else (1, 0))
 
 
 @pytest.mark.parametrize("append", [True, False])

@@ -478,8 +478,9 @@ def _resumed(
         alone = any(_last_with(frozenset({kind}), saved[0]) == after for kind in newest_of)
         return _at(replace(base, newest_saved=after if alone else newest), after, "content")
     base = replace(base, comparable=any(recorded.step == newest for recorded in states))
-    if loaded and newest is not None:
-        return _at(base, newest, "load")
+    read = [_last_with(frozenset({kind}), saved[0]) or 0 for kind in newest_of]
+    if loaded and (newest is not None or any(read)):
+        return _at(base, max(read) if newest is None else newest, "load")
     return base
 
 

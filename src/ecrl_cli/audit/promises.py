@@ -353,7 +353,7 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         )
         return ArmFinding(promise, NOT_CHECKED, said, arm)
     proved = [begun for begun in judged.path.resumed if begun.proof == "content"]
-    steps = ", ".join(f"step {begun.after}" for begun in proved)
+    steps = ", ".join(dict.fromkeys(f"step {begun.after}" for begun in proved))
     beside = [begun for begun in proved if begun.newest_in_background is not None]
     unknown = (
         "a thread writes the checkpoints beside the steps: which one holds which step is not known"

@@ -16,7 +16,7 @@ from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step
 from ecrl_cli.audit.files import Inventory, read_inventory
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.saving import processes_of
-from ecrl_cli.audit.text_files import CUT, Difference, differences_of_lines
+from ecrl_cli.audit.text_files import CUT, Difference, Restarts, differences_of_lines
 from ecrl_cli.errors import plural, visible
 
 PROMISE = "same files"
@@ -43,7 +43,7 @@ class _Comparison:
     """
 
     ours: Inventory
-    restarts: int
+    restarts: Restarts
     graceful: bool
     anew: dict[str, int]
     extra: dict[str, Content] = field(default_factory=dict)
@@ -93,7 +93,13 @@ def same_files(
             "the job did not come to its end: its files are not those of a finished run",
             arm.name,
         )
-    restarts = max(len(arm.attempts) - 1, len(arm.launches) - 1)
+    went_on = [begun.after for begun in judged.path.resumed]
+    steps = tuple(after for after in went_on if after is not None)
+    restarts = Restarts(
+        max(len(arm.attempts) - 1, len(arm.launches) - 1),
+        steps if len(steps) == len(went_on) else (),
+        judged.path.last,
+    )
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
     seen = _Comparison(inventory, restarts, graceful, _begun_anew(arm))
     finding = _finding(arm.name, _compared(undisturbed, seen), stable)
@@ -258,7 +264,7 @@ def _equal(theirs: list[Content], content: Content) -> bool:
     ) or (
         content.kind == "values"
         and bool(content.entries)
-        and not _differences("", theirs, content, 0)[0]
+        and not _differences("", theirs, content, Restarts(0))[0]
     )
 
 
@@ -287,7 +293,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _differences(
-    name: str, theirs: list[Content], ours: Content, restarts: int, anew: int | None = None
+    name: str, theirs: list[Content], ours: Content, restarts: Restarts, anew: int | None = None
 ) -> tuple[list[Difference], list[str], int]:
     """Differences from the values in which the undisturbed runs agree, values that are not judged,
     and how many values are the same.
@@ -319,7 +325,7 @@ def _differences(
 
 
 def _differences_of_values(
-    theirs: list[Content], ours: Content, restarts: int
+    theirs: list[Content], ours: Content, restarts: Restarts
 ) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
     agreed = {
@@ -400,7 +406,7 @@ def _is_subsequence(short: Sequence[object], long: Sequence[object]) -> bool:
 
 
 def _means_over_the_restart(
-    differing: list[Difference], due: Content, restarts: int
+    differing: list[Difference], due: Content, restarts: Restarts
 ) -> Iterator[Difference]:
     """Single values of a record of the training that differ, at most one for each restart: means
     over steps of which a new process saw only some.
@@ -418,7 +424,9 @@ def _means_over_the_restart(
     for (series, _), members in groups.items():
         indices = [index for index, _ in members]
         alone = all(index + 1 not in indices for index in indices)
-        if alone and len(indices) <= restarts and len(_elements(due, series)) > 2:
+        rows = len(_elements(due, series))
+        cut = all(restarts.may_cut(index, rows) for index in indices)
+        if alone and cut and len(indices) <= restarts.number and rows > 2:
             yield from (difference for _, difference in members)
 
 

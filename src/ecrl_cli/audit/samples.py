@@ -30,9 +30,10 @@ from ecrl_cli.errors import plural
 from ecrl_cli.history.exactly_once import counted, discrepancies, in_order
 
 PERSISTENT = (
-    "the loader has persistent_workers=True: it draws no seed in later epochs, and a new one does,"
-    " so that a restart at an epoch's end has another order and other noise; make the order and the"
-    " workers' seeds depend on the epoch, or leave persistent workers out"
+    "the loader has persistent_workers=True: in later epochs it draws no seed and its workers keep"
+    " their copy of the data set, and a new one does neither, so that a restart at an epoch's end"
+    " has another order and other noise; make the order and the workers' seeds depend on the epoch,"
+    " in a way that reaches the workers, or leave persistent workers out"
 )
 
 

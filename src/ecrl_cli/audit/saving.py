@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ecrl.files import looks_binary
@@ -236,13 +237,29 @@ def processes_of(arm: Arm) -> Iterator[tuple[int, Process]]:
 
 
 def _written(arm: Arm) -> Iterator[_Written]:
+    continued = _continued(arm)
     for attempt, process in processes_of(arm):
-        yield from _of_process(arm, attempt, process)
+        yield from _of_process(arm, attempt, process, continued)
 
 
-def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
+def _continued(arm: Arm) -> set[str]:
+    """The kinds of files after which a save of the arm went on: by another file, or by their own
+    new name.
+    """
+    kinds: set[str] = set()
+    for _, process in processes_of(arm):
+        for group in _grouped(process):
+            for (op, path), (later, other) in pairwise(group.events):
+                if op == "write" and (other != path or later == "rename"):
+                    kinds.add(kind_of(path))
+    return kinds
+
+
+def _of_process(
+    arm: Arm, attempt: int, process: Process, continued: set[str]
+) -> Iterator[_Written]:
     """The saves of one process, by step; one of another thread that writes into a numbered folder
-    by that folder.
+    by that folder. `continued`: as `_continued` gives it.
     """
     groups: dict[tuple[int, str], _Written] = {}
     final: dict[str, tuple[int, str]] = {}  # by name of today, the group that it was written in
@@ -276,7 +293,7 @@ def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
         else:
             continue
         groups[final[name]].at = max(groups[final[name]].at, float(event.get("at") or 0.0))
-    struck = _struck(process, groups)
+    struck = _struck(process, groups, continued)
     for (step, _), group in groups.items():
         if group in struck:
             group.files = dict.fromkeys(group.files, False)
@@ -285,11 +302,14 @@ def _of_process(arm: Arm, attempt: int, process: Process) -> Iterator[_Written]:
         yield group
 
 
-def _struck(process: Process, groups: dict[tuple[int, str], _Written]) -> list[_Written]:
+def _struck(
+    process: Process, groups: dict[tuple[int, str], _Written], continued: set[str]
+) -> list[_Written]:
     """The saves in which a planned failure came before their end."""
     found = []
     for fault in process.faults:
-        if fault.get("moment") == "save" and fault.get("how") != "after":
+        last = fault.get("how") == "after" and kind_of(str(fault.get("path"))) not in continued
+        if fault.get("moment") == "save" and not last:
             named = [
                 group
                 for group in groups.values()

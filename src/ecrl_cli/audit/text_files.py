@@ -23,6 +23,26 @@ Row = dict[str, str]
 Lines = Sequence[str]
 
 
+@dataclass(frozen=True)
+class Restarts:
+    """The restarts of an arm: how many; after which of its `last` steps it went on each time, empty
+    where that is not known of all.
+    """
+
+    number: int
+    after: tuple[int, ...] = ()
+    last: int = 0
+
+    def may_cut(self, place: int, rows: int) -> bool:
+        """Whether a restart fell inside the steps that row `place` of `rows` is about: of rows that
+        are about as many steps each, else any may be.
+        """
+        if not self.after or not rows or self.last % rows:
+            return True
+        steps = self.last // rows
+        return any(place * steps < after < (place + 1) * steps for after in self.after)
+
+
 CUT = "a mean that the restart cut"  # one value a restart that differs in a record of the training
 
 
@@ -38,7 +58,7 @@ class Difference:
 
 
 def differences_of_lines(
-    name: str, theirs: Sequence[Lines], ours: Lines, restarts: int, anew: int | None = None
+    name: str, theirs: Sequence[Lines], ours: Lines, restarts: Restarts, anew: int | None = None
 ) -> tuple[list[Difference], list[str], int]:
     """Differences from the lines in which the undisturbed runs agree, lines that are not judged,
     and how many are the same. `anew`: an attempt that began the file anew, though an earlier one
@@ -49,7 +69,7 @@ def differences_of_lines(
     if agree and _is_subsequence(theirs[0], ours):
         return (
             [],
-            ["has every line of the undisturbed runs, and more: steps that were done twice"],
+            ["has every line of the undisturbed runs, and more (of steps done twice, say)"],
             0,
         )
     if path.endswith(_RECORDS):
@@ -115,7 +135,7 @@ def _of_json(lines: Lines) -> list[Row]:
 def _differences_of_rows(
     theirs: Sequence[Mapping[tuple[str, ...], Row]],
     ours: Mapping[tuple[str, ...], Row],
-    restarts: int,
+    restarts: Restarts,
     anew: int | None,
 ) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
@@ -153,7 +173,8 @@ def _differences_of_rows(
         places = [place for place, _ in members]
         alone = (
             all(place + 1 not in places for place in places)
-            and len(places) <= restarts
+            and len(places) <= restarts.number
+            and all(restarts.may_cut(place, len(first)) for place in places)
             and len(first) > 2
         )
         floats = all(
