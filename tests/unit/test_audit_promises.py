@@ -1499,6 +1499,8 @@ def test_another_number_of_overflows_is_the_scaler_and_not_the_data(recorded: Pa
         finding.status == "not checked"
         and finding.message == f"{said}: from there on the steps have other samples by nature"
     )
+    (finding,) = [found for found in verdict.findings if found.promise == "same trajectory"]
+    assert finding.message.endswith(": it follows from the gradient scaler (see restored: scaler)")
 
 
 def test_overflows_after_the_run_went_elsewhere_are_no_cause(recorded: Path) -> None:

@@ -349,13 +349,13 @@ def _events(process: Process) -> Iterable[dict[str, Any]]:
 
 
 def _relative(path: str, names: set[str]) -> str:
-    """`path` as the file events call it, the longest of `names`, or of their folders, that it ends
-    with; else itself.
+    """`path` as the file events call it, the longest of `names`, of their folders, or of what lies
+    in them, that it ends with; else itself.
     """
     parts = path.split("/")
     for start in range(1, len(parts)):
         tail = "/".join(parts[start:])
-        if tail and any(_below(name, tail) for name in names):
+        if tail and any(_below(name, tail) or _below(tail, name) for name in names):
             return tail
     return path
 

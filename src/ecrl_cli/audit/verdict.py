@@ -51,6 +51,7 @@ CAUSES = (
 # What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came
 # from.
 _LINEAGE = ("restored",)
+_SCALER = "restored: scaler"
 _ATTEMPT = re.compile(r"attempt (\d+)")
 
 
@@ -248,7 +249,23 @@ def of_arm(
     ]
     if promises.follows_exactly(judged, reference, steady):
         findings = [_overruled(finding) for finding in findings]
+    overflowed = [f.step for f in findings if (f.promise, f.status) == (_SCALER, BROKEN) and f.step]
+    if overflowed:
+        findings = [_after_other_overflows(finding, min(overflowed)) for finding in findings]
     return findings
+
+
+def _after_other_overflows(finding: ArmFinding, step: int) -> ArmFinding:
+    """`finding`, of an arm whose gradient scaler was another from `step` on: what comes after it
+    follows from that.
+    """
+    if (finding.promise, finding.status) != ("same trajectory", BROKEN) or (
+        finding.step or 0
+    ) < step:
+        return finding
+    where = finding.message.partition(": ")[0]
+    message = f"{where}: it follows from the gradient scaler (see {_SCALER})"
+    return replace(finding, message=message)
 
 
 def _interleaved(finding: ArmFinding) -> ArmFinding:
