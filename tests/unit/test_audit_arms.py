@@ -206,6 +206,8 @@ def test_a_file_of_some_saves_only_is_struck_in_its_last_one_too(tmp_path: Path)
         for step in steps
         for op in ("write", "closed")
     ]
+    # whichever rank comes first makes a folder
+    lines += [file("mkdir", "parts", step) for step in (2, 6, 10)]
     arm = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"]
     faults = [(fault.step, fault.point) for fault in arm.faults]
     assert faults[-1] == (8, "best.pt:before") and {step for step, _ in faults} == {4, 8}

@@ -374,7 +374,8 @@ def _last_of_rare(saves: list[SaveEvents]) -> dict[int, tuple[SaveEvents, str]]:
     """
     last: dict[str, list[SaveEvents]] = {}
     for save in (save for save in saves if save.step > 0 and save.rank == saves[0].rank):
-        for kind in {kind_of(path) for _, path in save.events if looks_binary(path)}:
+        written = [path for op, path in save.events if op != "mkdir" and looks_binary(path)]
+        for kind in {*map(kind_of, written)}:
             last.setdefault(kind, []).append(save)
     most = max(map(len, last.values()), default=0)
     rare: dict[int, tuple[SaveEvents, str]] = {}
