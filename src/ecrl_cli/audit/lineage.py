@@ -82,11 +82,8 @@ class Resumed:
         """Whether it went on from a later step than that of the newest finished checkpoint: from
         files of a save that had not ended.
         """
-        return (
-            self.proof == "content"
-            and None not in (self.after, self.newest_saved)
-            and ((self.after or 0) > (self.newest_saved or 0))
-        )
+        saved = self.newest_saved
+        return self.proof == "content" and saved is not None and (self.after or 0) > saved
 
     @property
     def elsewhere(self) -> dict[int, int]:
