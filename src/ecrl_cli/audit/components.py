@@ -20,6 +20,7 @@ from ecrl_cli.verify.verdict import UNKNOWN as UNKNOWN
 
 KEPT, BROKEN = "kept", "broken"  # of one promise of one arm
 WORST_FIRST = (BROKEN, UNKNOWN, NOT_CHECKED, KEPT)
+SCALER = "restored: scaler"
 SHOWN = 8
 
 # Components of a step, ordered by cause: a difference in one explains those in later ones, so the

@@ -311,9 +311,10 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
     if not saves:
         return _inside_unseen_save(reference, saved)
     faults: list[PlannedFault] = []
-    steps, rare = _steps_of_saves(saves), _last_of_rare(saves)
-    for step in sorted({*steps, *rare}):
-        if step not in steps:
+    whole, rare = _steps_of_saves(saves), _last_of_rare(saves)
+    steps = sorted({*whole, *rare})
+    for step in steps:
+        if step not in whole:
             save, point = rare[step]
             faults.append(
                 PlannedFault(len(faults), len(faults), "kill", save.rank, step, "save", point)
@@ -335,7 +336,6 @@ def _inside_save(reference: Judged, saved: list[int]) -> PlannedArm | None:
                     faults.append(
                         PlannedFault(len(faults), attempt, "kill", rank, step, "save", point)
                     )
-    steps = sorted({*steps, *rare})
     where = " and ".join(f"the save of step {step}" for step in steps)
     return PlannedArm(
         "inside-save",

@@ -13,6 +13,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     MEANING,
     NOT_CHECKED,
+    SCALER,
     ArmFinding,
     Judged,
     differing,
@@ -383,9 +384,9 @@ def _against(judged: Judged, begun: Resumed, due: Due, stable: Stable) -> Iterat
         said = f"in step {number}, rank {', '.join(map(str, wrong))}: {MEANING['scale']}"
         kept = f"{who} had the scale of {due.whose} in step {number}"
         findings.append(
-            ArmFinding("restored: scaler", BROKEN, said, arm, number)
+            ArmFinding(SCALER, BROKEN, said, arm, number)
             if wrong
-            else ArmFinding("restored: scaler", KEPT, kept, arm)
+            else ArmFinding(SCALER, KEPT, kept, arm)
         )
     yield from findings if due.certain else (_not_shown(finding, due) for finding in findings)
 

@@ -14,6 +14,7 @@ from ecrl_cli.audit.components import (
     KEPT,
     MEANING,
     NOT_CHECKED,
+    SCALER,
     SHOWN,
     UNKNOWN,
     ArmFinding,
@@ -176,9 +177,7 @@ def same_overflows(judged: Judged, reference: Judged | None) -> Iterator[ArmFind
         if rank in reference.path.steps.get(number, {}) and (
             said := _overflowed(judged, reference, (ours, theirs), number, rank)
         ):
-            yield ArmFinding(
-                "restored: scaler", BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number
-            )
+            yield ArmFinding(SCALER, BROKEN, f"{said}: {MEANING['scale']}", judged.arm.name, number)
             return
 
 

@@ -13,6 +13,7 @@ from ecrl_cli.audit.components import (
     BROKEN,
     KEPT,
     NOT_CHECKED,
+    SCALER,
     UNKNOWN,
     WORST_FIRST,
     ArmFinding,
@@ -51,7 +52,6 @@ CAUSES = (
 # What a run that is bit for bit the undisturbed one cannot have broken, wherever its state came
 # from.
 _LINEAGE = ("restored",)
-_SCALER = "restored: scaler"
 _ATTEMPT = re.compile(r"attempt (\d+)")
 
 
@@ -249,7 +249,7 @@ def of_arm(
     ]
     if promises.follows_exactly(judged, reference, steady):
         findings = [_overruled(finding) for finding in findings]
-    overflowed = [f.step for f in findings if (f.promise, f.status) == (_SCALER, BROKEN) and f.step]
+    overflowed = [f.step for f in findings if (f.promise, f.status) == (SCALER, BROKEN) and f.step]
     if overflowed:
         findings = [_after_other_overflows(finding, min(overflowed)) for finding in findings]
     return findings
@@ -264,7 +264,7 @@ def _after_other_overflows(finding: ArmFinding, step: int) -> ArmFinding:
     ) < step:
         return finding
     where = finding.message.partition(": ")[0]
-    message = f"{where}: it follows from the gradient scaler (see {_SCALER})"
+    message = f"{where}: it follows from the gradient scaler (see {SCALER})"
     return replace(finding, message=message)
 
 

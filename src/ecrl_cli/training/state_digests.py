@@ -36,7 +36,7 @@ class DigestSchedule:
         self, config: RunConfig, layout: RunLayout, began: int, train_state: TrainState
     ) -> None:
         self._config, self._layout, self._began = config, layout, began
-        self._interval = (
+        self._set(
             _broadcast_interval(train_state, _recorded(layout) if train_state.rank == 0 else None)
             if config.state_digests == "auto"
             else EVERY_STEP
@@ -44,8 +44,9 @@ class DigestSchedule:
         self._step_s: list[float] = []
         self._digest_s: list[float] = []
 
-    def due(self, step: int) -> bool:
-        return digests_due(self._config, self._interval, self._began)(step)
+    def _set(self, interval: DigestInterval | None) -> None:
+        self._interval = interval
+        self.due = digests_due(self._config, interval, self._began)
 
     def measured(self, step_s: float, digest_s: float) -> None:
         """Record the seconds of the last step without its digests, and those of the digests."""
@@ -62,7 +63,7 @@ class DigestSchedule:
         own = worked_out(min(self._digest_s[1:]), min(self._step_s[1:]))
         if train_state.rank == 0:
             write_json(self._layout.state_digests, encode(own))
-        self._interval = _broadcast_interval(train_state, own)
+        self._set(_broadcast_interval(train_state, own))
 
 
 def _broadcast_interval(
