@@ -68,8 +68,8 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "augmentation": (
         "same input",
         (
-            "the same samples came out as other tensors: augmentation or a worker's seed was not"
-            " restored"
+            "the same samples came out as other tensors: what makes them (augmentation, a worker's"
+            " seed, statistics, a cache) was not restored"
         ),
     ),
     "other data set": ("same input", "the same samples came out as other tensors"),

@@ -213,6 +213,18 @@ def test_a_file_of_some_saves_only_is_struck_in_its_last_one_too(tmp_path: Path)
     assert faults[-1] == (8, "best.pt:before") and {step for step, _ in faults} == {4, 8}
 
 
+def test_where_a_best_model_comes_first_the_checkpoint_is_torn_as_well(tmp_path: Path) -> None:
+    lines = [
+        file(op, name, step)
+        for step in (4, 8, 12)
+        for name in ("best.pt", "last.pt", f"note-{step}.csv")
+        for op in ("write", "closed")
+    ]
+    arm = drawn(recorded(tmp_path / "ref", process(LAST, *lines)))["inside-save"]
+    points = {fault.point for fault in arm.faults}
+    assert {"best.pt:empty", "best.pt:torn", "last.pt:torn"} <= points
+
+
 def test_a_data_set_written_before_the_first_step_is_no_save_to_strike(tmp_path: Path) -> None:
     data = [file(op, "data.bin", 0) for op in ("write", "closed")]
     arms = drawn(recorded(tmp_path / "ref", process(LAST, *data, *SAVES)))

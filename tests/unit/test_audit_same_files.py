@@ -275,6 +275,10 @@ HEALTHY: dict[str, tuple[Leave, Leave]] = {
         _text(log__jsonl="\n".join(LINES)),
         _text(log__jsonl="\n".join([*LINES[:5], "{}", *LINES[3:]])),
     ),
+    "memory in bytes, and when each epoch began": (
+        _text(h__json='{"n": 1, "gpu_mem": 3, "times": [5, 9]}'),
+        _text(h__json='{"n": 1, "gpu_mem": 4, "times": [5, 8]}'),
+    ),
     "csv with a mean that the restart cut": (
         _text(a__csv="\n".join(CSV)),
         _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.2")),
@@ -323,6 +327,16 @@ BROKEN_TEXTS = {
         _text(h__json="[0.5, 0.4, 0.3]"),
         _text(h__json="[0.3]"),
         "h.json: [0] is 0.3, in both undisturbed runs 0.5",
+    ),
+    "a replay memory": (
+        _text(h__json='{"mem": {"data": [[0.5, 1]]}}'),
+        _text(h__json='{"mem": {"data": [[0.6, 1]]}}'),
+        "h.json: mem.data[0][0] is 0.6, in both undisturbed runs 0.5",
+    ),
+    "a list of lists under such a name": (
+        _text(h__json='{"user": [[0.5, 1]]}'),
+        _text(h__json='{"user": [[0.6, 1]]}'),
+        "h.json: user[0][0] is 0.6, in both undisturbed runs 0.5",
     ),
     "a record that stays wrong": (
         _text(h__json='{"loss": [0.5, 0.4, 0.3, 0.2]}'),

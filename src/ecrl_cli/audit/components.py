@@ -54,8 +54,8 @@ _NAME = re.compile(r"^(?P<kind>.*?)\[(?P<tensors>\d+)\][0-9a-f]*(?:\.(?P<number>
 MEANING = {
     "samples": "the data position was not restored",
     "input": (
-        "the same samples came out as other tensors: augmentation or a worker's seed was not"
-        " restored"
+        "the same samples came out as other tensors: what makes them (augmentation, a worker's"
+        " seed, statistics, a cache) was not restored"
     ),
     "generators": "torch's random number generators were not restored",
     "python generator": "Python's random number generator was not restored",

@@ -51,7 +51,6 @@ _OF_ATTEMPT = {
         "argv",
         "command",
         "cmdline",
-        "mem",
     ),
     *(
         "attempt",
@@ -68,6 +67,21 @@ _OF_ATTEMPT = {
         "launches",
         "resumption",
     ),
+}
+# What "mem" means beside one of these; alone it may be a replay memory.
+_BYTES = {
+    "gpu",
+    "cuda",
+    "cpu",
+    "peak",
+    "max",
+    "used",
+    "allocated",
+    "bytes",
+    "mb",
+    "gb",
+    "mib",
+    "gib",
 }
 _RUN_ID = re.compile(
     r"(?:^|[^a-z])(?:run|job|session|experiment|exp|trial|wandb|save|process|attempt)_?(?:id|name)s?$"
@@ -120,16 +134,20 @@ def not_judged(path: str) -> str:
 
 def is_of_attempt(key: str) -> bool:
     """Whether a plain value under the path `key` belongs to an attempt, a process or a machine by
-    its name.
+    its name. A list of lists under such a name is data.
     """
     parts = [re.sub(r"\[\d+\]|#\d+$", "", part) for part in key.split(".")]
-    words = {word.lower() for part in parts for word in _WORDS.findall(part)}
-    last = parts[-1]
-    if words & _OF_ATTEMPT and not words & {"step", "steps"}:
-        return True
+    words = [{word.lower() for word in _WORDS.findall(part)} for part in parts]
+    last, place = parts[-1], next(filter(lambda at: _tells(words[at]), range(len(parts))), None)
+    if place is not None and not {"step", "steps"} & set().union(*words):
+        return ".".join(key.split(".")[place:]).count("[") < 2
     return last in _THIS_PROCESS or bool(
         _HOW_STARTED.search(last.lower()) or _RUN_ID.search(last.lower())
     )
+
+
+def _tells(words: set[str]) -> bool:
+    return bool(words & _OF_ATTEMPT or ("mem" in words and words & _BYTES))
 
 
 def is_step(key: str) -> bool:

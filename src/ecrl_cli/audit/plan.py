@@ -13,12 +13,13 @@ from ecrl.faults import matches
 from ecrl.files import looks_binary
 from ecrl_cli.audit.components import SHOWN, Judged
 from ecrl_cli.audit.progress import TYPED
-from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, main_file, save_events
+from ecrl_cli.audit.saving import SaveEvents, checkpoints, kind_of, save_events, state_files
 from ecrl_cli.config.audit import AuditConfig, step_and_moment
 from ecrl_cli.errors import ConfigError, plural, shown
 
 _NUMBERS = re.compile(r"(\d+)")
 MOST_SAVES = 3  # that are struck by the drawn failures, each with all its points
+MOST_FILES = 3  # of one save that are torn: which of them a restart reads is not known yet
 
 
 @dataclass(frozen=True)
@@ -227,9 +228,8 @@ def _torn_in(saves: list[SaveEvents], rank: int, step: int) -> str:
     there = [save for save in saves if save.rank == rank and save.step == step]
     # what another thread writes is larger than what is written beside it
     for save in sorted(there, key=lambda save: not save.overlapped):
-        main = main_file(save.events)
-        if main is not None:
-            return f"{_pattern(save.events[main][1], None)}:torn"
+        if files := state_files(save.events):
+            return f"{_pattern(save.events[files[0]][1], None)}:torn"
     return ""
 
 
@@ -409,18 +409,22 @@ def _inside_unseen_save(reference: Judged, saved: list[int]) -> PlannedArm | Non
 
 
 def points(save: SaveEvents, other: SaveEvents | None, whole: bool = True) -> list[str]:
-    """Where to strike in `save`, as FILE:HOW: before its first event, at its main file, and at its
-    last one. `other`: a save of the same files, by which the numbers that change from save to save
-    are told. `whole` False: only before and in the main file, for a further rank.
+    """Where to strike in `save`, as FILE:HOW: before its first event, at its main file, in further
+    files that hold state, and at its last one. `other`: a save of the same files, by which the
+    numbers that change from save to save are told. `whole` False: only before and in the main file,
+    for a further rank.
     """
     names = [
         _pattern(path, other.events[place][1] if other is not None else None)
         for place, (_, path) in enumerate(save.events)
     ]
-    main = main_file(save.events)
+    files = state_files(save.events)
+    main = files[0] if files else None
     found = [f"{names[0]}:before"]
     if main is not None:
         found += [f"{names[main]}:empty", f"{names[main]}:torn"]
+    if whole:
+        found += [f"{names[place]}:torn" for place in files[1:MOST_FILES]]
     start = main if main is not None else 0
     later = [
         place

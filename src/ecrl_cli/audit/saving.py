@@ -151,17 +151,16 @@ def reads(arm: Arm) -> list[Read]:
     return found
 
 
-def main_file(events: list[tuple[str, str]]) -> int | None:
-    """The place in `events` of the first file that is written and most likely holds state: by a
-    suffix that checkpoints have, else any but text.
+def state_files(events: list[tuple[str, str]]) -> list[int]:
+    """The places in `events` of the first file of each kind that is written and most likely holds
+    state: those with a suffix that checkpoints have, else any but text.
     """
-    written = [
-        place for place, (op, path) in enumerate(events) if op == "write" and looks_binary(path)
-    ]
-    return next(
-        (place for place in written if _STATE.search(events[place][1])),
-        written[0] if written else None,
-    )
+    written: dict[str, int] = {}
+    for place, (op, path) in enumerate(events):
+        if op == "write" and looks_binary(path):
+            written.setdefault(kind_of(path), place)
+    places = list(written.values())
+    return [place for place in places if _STATE.search(events[place][1])] or places
 
 
 @dataclass
