@@ -136,6 +136,8 @@ def tensor_bytes(value: Any) -> Any:
         plain = value.detach() if value.requires_grad else value
         if plain.is_contiguous() and not plain.is_neg():
             return plain.numpy().data.cast("B") if plain.numel() else b""  # most tensors: no copy
+    if without_values(value):
+        return b""
     if hasattr(value, "__tensor_flatten__") and not hasattr(value, "to_local"):
         # a wrapper has no elements of its own: state of an 8-bit optimizer, quantized weights
         inner, _ = value.__tensor_flatten__()
@@ -151,6 +153,14 @@ def tensor_bytes(value: Any) -> Any:
         if flat.stride() != (1,):
             flat = flat.new_empty(flat.shape).copy_(flat)
         return flat.view(torch.uint8).numpy().data
+
+
+def without_values(value: Any) -> bool:
+    """Whether a tensor has a shape and no elements: on the meta device, or a stand-in of a dry run
+    (FakeTensorMode). Operations and memory are counted with such.
+    """
+    device = getattr(getattr(value, "device", None), "type", "")
+    return device == "meta" or type(value).__name__ == "FakeTensor"
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:

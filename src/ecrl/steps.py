@@ -132,7 +132,7 @@ class StepRecorder:
 
     def backward_begins(self, loss: Any) -> None:
         self.backward_depth += 1
-        if self.backward_depth > 1:
+        if self.backward_depth > 1 or digests.without_values(loss):
             return
         if not self.closure:
             # a step under way failed and the job goes on: torch calls no post hook then
@@ -224,9 +224,10 @@ class StepRecorder:
 
     def moves_nothing(self, optimizer: Any) -> bool:
         """A step of no backward pass at a learning rate of 0: DCP and others make an optimizer's
-        state so, before a load.
+        state so, before a load. Or one of tensors without values: memory is estimated so.
         """
-        return (
+        parameters = (one for group in optimizer.param_groups for one in group["params"])
+        return digests.without_values(next(parameters, None)) or (
             self.backwards == 0
             and self.backward_depth == 0
             and not self.amend

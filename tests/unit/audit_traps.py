@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -81,6 +82,35 @@ def validation_between() -> None:
         with torch.no_grad():
             for held_out in other:
                 loss_of(model, held_out)
+
+
+def measured_on_meta() -> None:
+    """As LitGPT counts operations, after a check of the validation that leaves a batch over."""
+    model, optimizer, loader = parts()
+    other = DataLoader(TensorDataset(torch.ones(6, 3)), batch_size=2)
+    with torch.no_grad():
+        for number, held_out in enumerate(other):
+            if number == 1:
+                break
+            loss_of(model, held_out)
+    twin = copy.deepcopy(model).to("meta")
+    loss_of(twin, [torch.empty(2, 3, device="meta")]).backward()
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def estimated_with_fake_tensors() -> None:
+    """As torchtitan estimates memory: a whole step without values."""
+    model, optimizer, loader = parts()
+    with FakeTensorMode():
+        twin = nn.Linear(3, 2)
+        dry = torch.optim.AdamW(twin.parameters())
+        loss_of(twin, [torch.ones(2, 3)]).backward()
+        dry.step()
+    for batch in loader:
+        loss_of(model, batch).backward()
+        optimizer.step()
 
 
 def accumulation() -> None:
@@ -556,6 +586,8 @@ LOOPS: tuple[Callable[[], None], ...] = (
         one_batch_ahead,
         skipped_batches,
         validation_between,
+        measured_on_meta,
+        estimated_with_fake_tensors,
         accumulation,
         two_optimizers,
         optimizer_in_backward,

@@ -51,6 +51,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("one_batch_ahead", PAIRS),
         ("skipped_batches", PAIRS[2:]),
         ("validation_between", PAIRS),
+        ("measured_on_meta", PAIRS),
+        ("estimated_with_fake_tensors", PAIRS),
         ("accumulation", [("0", "1", "2", "3"), ("4", "5", "6", "7")]),
         ("two_optimizers", PAIRS),
         ("optimizer_in_backward", PAIRS),

@@ -263,6 +263,7 @@ def _retention(*steps: int) -> Leave:
 
 LINES = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 9)]
 CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 8))]
+NAMES, CELLS = (",".join(f"{word}{n}" for n in range(40)) for word in ("loss_", "0.12"))
 HEALTHY: dict[str, tuple[Leave, Leave]] = {
     "lightning's folders of one version each": (
         _lightning(0),
@@ -278,6 +279,10 @@ HEALTHY: dict[str, tuple[Leave, Leave]] = {
     "memory in bytes, and when each epoch began": (
         _text(h__json='{"n": 1, "gpu_mem": 3, "times": [5, 9]}'),
         _text(h__json='{"n": 1, "gpu_mem": 4, "times": [5, 8]}'),
+    ),
+    "a wide csv whose times have more digits": (
+        _text(a__csv=f"time,{NAMES},n\n0.5,{CELLS},416"),
+        _text(a__csv=f"time,{NAMES},n\n0.54321,{CELLS},416"),
     ),
     "csv with a mean that the restart cut": (
         _text(a__csv="\n".join(CSV)),
@@ -337,6 +342,11 @@ BROKEN_TEXTS = {
         _text(h__json='{"user": [[0.5, 1]]}'),
         _text(h__json='{"user": [[0.6, 1]]}'),
         "h.json: user[0][0] is 0.6, in both undisturbed runs 0.5",
+    ),
+    "a row of many values": (
+        _text(h__jsonl='{"time": 1, "name": "%s", "loss": 0.5}' % ("x" * 300)),
+        _text(h__jsonl='{"time": 2, "name": "%s", "loss": 0.6}' % ("x" * 300)),
+        "h.jsonl: loss of row 1 is 0.6, in both undisturbed runs 0.5",
     ),
     "a record that stays wrong": (
         _text(h__json='{"loss": [0.5, 0.4, 0.3, 0.2]}'),

@@ -29,6 +29,7 @@ MAX_FILE = 2**40
 MAX_VALUES = 100_000  # of one file
 MAX_DEPTH = 64
 MAX_TEXT = 200  # characters of a value; of a longer one the beginning and a digest
+MAX_LINE = 4000  # characters of a line of text, likewise: a row of a log is read cell by cell
 MAX_KEY = 400
 MAX_MEMBER = 2**28  # bytes of a file of torch inside a zip, which is read into memory
 MAX_JSON = 4 * 2**20
@@ -243,7 +244,7 @@ def _of_text(fd: int, size: int, suffix: str, folder: str) -> Content | None:
         "lines",
         size,
         hexdigest(DIGEST, text.encode()),
-        lines=tuple(shortened(line) for line in lines),
+        lines=tuple(shortened(line, MAX_LINE) for line in lines),
     )
 
 

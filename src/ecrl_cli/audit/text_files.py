@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ecrl_cli.audit.file_contents import MAX_LINE
 from ecrl_cli.audit.file_names import is_of_attempt, is_series, is_step
 from ecrl_cli.errors import plural
 
@@ -116,7 +117,8 @@ def _of_csv(path: str, lines: Lines) -> list[Row]:
             {str(place): cell for place, cell in enumerate(cells)}
             for cells in ([header, *body] if header else [])
         ]
-    return [dict(zip(header, cells, strict=False)) for cells in body if cells != header]
+    rows = [dict(zip(header, cells, strict=False)) for cells in body if cells != header]
+    return [] if any(len(line) > MAX_LINE for line in lines) else rows
 
 
 def _of_json(lines: Lines) -> list[Row]:
