@@ -214,7 +214,10 @@ def _differences_of_documents(
             if line not in ours and all(line in lines for lines in theirs) and not _of_attempt(line)
         ]
         return (
-            ([Difference("", absent[0], f"{len(ours)} lines")] if absent else []),
+            [
+                Difference("", f"{len(first)} ({line.strip()!r} among them)", f"{len(ours)} lines")
+                for line in absent[:1]
+            ],
             ([] if absent else ["other lines"]),
             0,
         )
