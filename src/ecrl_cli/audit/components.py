@@ -66,7 +66,7 @@ MEANING = {
     "scale": "the gradient scaler was not restored",
     "model input": (
         "other tensors entered the model: what the job keeps elsewhere, between its data and its"
-        " model (a normaliser, a recurrent state, a memory, an environment, its own generator), was"
+        " model (a normaliser, a recurrent state, a memory, an environment, a random stream), was"
         " not restored"
     ),
     "loss": "something that enters the loss was not restored",
