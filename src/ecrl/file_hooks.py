@@ -20,13 +20,22 @@ def _opened(found: FileEvents, args: Any) -> None:
     path, _, flags = args
     if flags & _WRITES:
         if not flags & getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0):
-            found.opens(path, append=bool(flags & os.O_APPEND))
+            emptied = _size(path) if flags & os.O_TRUNC else 0
+            found.opens(path, append=bool(flags & os.O_APPEND), emptied=emptied)
     elif (
         not flags & getattr(os, "O_DIRECTORY", 0)
         and not path.endswith((".py", ".pyc"))
         and _is_file(path)
     ):
         found.note("read", path)
+
+
+def _size(path: str) -> int:
+    """Bytes; 0 where there is no file."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _is_file(path: str) -> bool:

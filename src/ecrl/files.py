@@ -80,9 +80,10 @@ class FileEvents:
         to: str = "",
         opened: Optional[List[Any]] = None,
         append: bool = False,
+        emptied: int = 0,
     ) -> None:
         """A line for an operation on `path` (absolute). `opened`: where and when it was opened, if
-        that counts.
+        that counts. `emptied`: bytes that it held when it was opened to be written from the start.
         """
         found = self.follower()
         after = opened[0] if opened else found.steps if found is not None else 0
@@ -101,6 +102,8 @@ class FileEvents:
             fields["to"] = self.relative(to)
         if append:
             fields["append"] = True
+        if emptied:
+            fields["emptied"] = emptied
         if self.in_another_thread(found, opened[1] if opened else threading.get_ident()):
             fields["overlapped"] = True
         self.tell("file", **fields)
@@ -148,11 +151,11 @@ class FileEvents:
 
     # -- what happens to files
 
-    def opens(self, path: str, append: bool = False) -> None:
-        """`path` is about to be opened for writing."""
+    def opens(self, path: str, append: bool = False, emptied: int = 0) -> None:
+        """`path` is about to be opened for writing. `emptied`: as in `note`."""
         # a pattern stands for files of a save, of which none is a log that goes on
         self.inject(path, ("before",), named=append)
-        self.note("write", path, append=append)
+        self.note("write", path, append=append, emptied=emptied)
         self.inject(path, POINTS, named=append)
         if not append:
             found = self.follower()

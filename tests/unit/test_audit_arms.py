@@ -614,6 +614,27 @@ def test_files_of_two_saves_are_no_checkpoint(whole: bool, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_file_that_the_struck_save_had_replaced_belongs_to_another_save(
+    replaced: bool, tmp_path: Path
+) -> None:
+    """The replay memory of step 8 beside the weights of step 4."""
+    reference = judged_arm(recorded(tmp_path / "ref", process(LAST, *saved(4), *saved(8))))
+    memory = [file(op, "memory.pkl", 8 if replaced else 6) for op in ("write", "closed")]
+    died_in = struck("checkpoint-8/model.bin", "torn", 8)
+    first = process(8, *saved(4), *memory, *saved(8)[:2], died_in)
+    second = process(LAST, file("read", "memory.pkl", 0), first=4, attempt=1)
+    second = [line | ({"losses": [0.5]} if "losses" in line else {}) for line in second]
+    died = {"exit_code": None, "signal": 9, "planned": True}
+    arm = recorded(tmp_path / "inside-save", first, second, launches=[died, {}])
+    (finding,) = recoverable(judged_arm(arm, reference), reference)
+    assert finding.status == (BROKEN if replaced else KEPT)
+    assert not replaced or finding.message == (
+        "attempt 1 went on from step 4 and read memory.pkl, which the save of step 8 had replaced"
+        " before a death ended it (checkpoint-8/model.bin torn), and differs from step 5 on"
+    )
+
+
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_torn_file_read_later_is_none_to_take_for_whole(mended: bool, tmp_path: Path) -> None:
     """A cache, say: read when its turn comes, unless the attempt has written it anew."""

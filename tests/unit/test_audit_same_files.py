@@ -387,17 +387,30 @@ def test_a_mean_is_cut_only_by_a_restart_inside_its_steps(after: int | None, cut
     assert (len(differences), len(aside)) == ((0, 1) if cut else (1, 0))
 
 
-@pytest.mark.parametrize("append", [True, False])
-def test_rows_that_a_restart_erased_are_missing(tmp_path: Path, append: bool) -> None:
+WRITE = {"type": "file", "op": "write", "path": "a.csv", "after_step": 0}
+ADDED = WRITE | {"append": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "erased"),
+    [
+        ([WRITE, ADDED], WRITE, True),
+        ([WRITE, ADDED], ADDED, False),
+        ([WRITE], WRITE | {"emptied": 22}, True),
+        ([WRITE], WRITE | {"emptied": 10}, False),  # its header: rows were lost with the process
+        ([WRITE], WRITE, False),
+    ],
+)
+def test_rows_that_a_restart_erased_are_missing(
+    tmp_path: Path, first: list[dict[str, Any]], then: dict[str, Any], erased: bool
+) -> None:
     """Rows that were lost with a process are not."""
-    event = {"type": "file", "op": "write", "path": "a.csv", "after_step": 0}
     written, kept = "step,loss\n1,3.5\n2,3.4\n3,3.3\n", "step,loss\n3,3.3\n"
     healthy(tmp_path)
-    for attempt, events in ((0, [event, event | {"append": True}]), (1, [event])):
+    for attempt, events in ((0, first), (1, [then])):
         for path in (tmp_path / "struck" / f"attempt-{attempt:02d}").glob("rank0-*.jsonl"):
-            first, *rest = path.read_text().splitlines()
-            made = [json.dumps({**one, "append": append or "append" in one}) for one in events]
-            path.write_text("\n".join([first, *made, *rest]) + "\n")
+            process, *rest = path.read_text().splitlines()
+            path.write_text("\n".join([process, *map(json.dumps, events), *rest]) + "\n")
     for arm, text in zip(ARMS, (written, written, kept), strict=True):
         (tmp_path / arm / "work").mkdir()
         (tmp_path / arm / "work" / "a.csv").write_text(text)
@@ -405,12 +418,12 @@ def test_rows_that_a_restart_erased_are_missing(tmp_path: Path, append: bool) ->
     findings = judge_folder(tmp_path, None, "auto").findings
     (finding,) = [one for one in findings if one.promise == "same files"]
     assert (finding.status, finding.message) == (
-        ("kept", "a part of a.csv is as in the undisturbed runs (2 values)")
-        if append
-        else (
+        (
             "broken",
             "a.csv: has 1 row (attempt 1 began it anew), in both undisturbed runs 3 rows",
         )
+        if erased
+        else ("kept", "a part of a.csv is as in the undisturbed runs (2 values)")
     )
 
 

@@ -12,8 +12,8 @@ from tests.house import House, table
 # Of this tree when they were last set, lines to the next thousand, the share to a tenth of a
 # percent. Lower them when a figure falls; one that has to rise needs a reason in its commit.
 LIMITS = {
-    "lines of source": 114_900,
-    "lines of tests": 100_300,
+    "lines of source": 115_200,
+    "lines of tests": 100_700,
     "class names with several definitions": 8,
     "vague bindings, %": 4.9,
     "modules in import circles": 0,

@@ -141,8 +141,10 @@ def generator_lost(component: str, ours: Step, due: Step) -> str:
     """Words for a generator whose state just before the first update of an attempt, `ours`, is not
     the due one: the step's own forward passes have drawn from it by then.
     """
-    fed = ours.entered != due.entered
-    return MEANING[component] + (", or this step, which had other data, drew otherwise" * fed)
+    if ours.entered != due.entered:
+        return f"{MEANING[component]}, or this step, which had other data, drew otherwise"
+    # without a DataLoader what picks its samples, or acts, draws before the step
+    return MEANING[component] + ", or the job drew otherwise before this step" * (not ours.samples)
 
 
 def _entered_at(judged: Judged, attempt: int, step: int, ours: Step) -> int | None:

@@ -51,6 +51,8 @@ DIGEST_OF = {
 _PART_OF = {"settings": "settings", "parameters": "params", "optimizer": "optimizer"}
 _NAME = re.compile(r"^(?P<kind>.*?)\[(?P<tensors>\d+)\][0-9a-f]*(?:\.(?P<number>\d+))?$")
 # By component, the cause of a difference, where nothing else differs before it.
+TWO_MOMENTS = "parts of two moments came back"
+BY_THREAD = " (a thread writes what the training goes on changing)"
 MEANING = {
     "samples": "the data position was not restored",
     "input": (
@@ -64,7 +66,8 @@ MEANING = {
     "scale": "the gradient scaler was not restored",
     "model input": (
         "other tensors entered the model: what the job keeps elsewhere, between its data and its"
-        " model (a normaliser, a recurrent state, a memory, an environment), was not restored"
+        " model (a normaliser, a recurrent state, a memory, an environment, a random stream), was"
+        " not restored"
     ),
     "loss": "something that enters the loss was not restored",
     "buffers": "the model's buffers were not restored",
@@ -98,6 +101,9 @@ class Judged:
     without_effect: frozenset[str] = frozenset()
     # kinds of files without which no attempt goes on
     needed: frozenset[str] = frozenset()
+    # its DataLoader gave batches in other steps than in the undisturbed run, and what entered the
+    # model and what followed was the same in all of them
+    asked_elsewhere: bool = False
 
 
 def value_of(step: Step, component: str) -> object:
@@ -334,7 +340,9 @@ def judged_arm(
     if reference is None:
         return Judged(arm, path_of(arm, needed=needed), {}, ignored, needed=needed)
     arm = without_trial_steps(arm, reference.path)
-    arm, path = with_due_samples(arm, path_of(arm, reference.path, needed), reference.path)
+    path = path_of(arm, reference.path, needed)
+    elsewhere = _asked_elsewhere(path, reference.path)
+    arm, path = with_due_samples(arm, path, reference.path, elsewhere)
     differs = _without_dead(path, reference.path, compare(path, reference.path, ignored))
     again = {
         name
@@ -353,7 +361,7 @@ def judged_arm(
     )
     idle = {*GENERATORS, "optimizer"} if path.last - since >= FOLLOWING else set(GENERATORS)
     if names and names <= idle and path.last == reference.path.last:
-        return Judged(arm, path, {}, ignored | names, frozenset(names), needed)
+        return Judged(arm, path, {}, ignored | names, frozenset(names), needed, elsewhere)
     drawn = _without_effect(differs, names)
     if names & set(GENERATORS) and not names & {"samples", "input", "model input"}:
         drawn |= names & _drawn_between_epochs(reference)
@@ -369,8 +377,30 @@ def judged_arm(
             ignored | drawn,
             drawn,
             needed,
+            elsewhere,
         )
-    return Judged(arm, path, differs, ignored, needed=needed)
+    return Judged(arm, path, differs, ignored, needed=needed, asked_elsewhere=elsewhere)
+
+
+def _asked_elsewhere(path: CommittedSteps, reference: CommittedSteps) -> bool:
+    """Whether all steps, those done again too, trained on what the undisturbed run's did, though
+    batches came out of the DataLoader in other ones: a job that cuts new batches out of what it has
+    fetched takes several at once, and a restart in between takes them again.
+    """
+    pairs = [(before, after) for _, _, _, before, after in path.done_again]
+    moved = False
+    for number in path.steps.keys() | reference.steps.keys():
+        ours, theirs = path.steps.get(number, {}), reference.steps.get(number, {})
+        if ours.keys() != theirs.keys():
+            return False
+        pairs += [(theirs[rank][1], ours[rank][1]) for rank in ours]
+        moved = moved or any(theirs[rank][1].samples != ours[rank][1].samples for rank in ours)
+    return moved and all(_trained_alike(one, other) for one, other in pairs)
+
+
+def _trained_alike(one: Step, other: Step) -> bool:
+    known = all(step.entered and step.losses and step.optimizers for step in (one, other))
+    return known and not set(differing(one, other)) - {"samples", "input", *GENERATORS}
 
 
 def _drawn_between_epochs(undisturbed: Judged) -> frozenset[str]:

@@ -163,9 +163,37 @@ def _went_on_wrong(
         )
         if death.how == "before" and death.path in begun.loaded:
             message += f": {death.path} was still that of an earlier save"
+    elif newer := _newer(judged, death, begun):
+        message = (
+            f"attempt {begun.attempt} went on from step {begun.after} and read {newer}, which the"
+            f" save of step {death.step} had replaced before a death ended it ({death}), and"
+            f" {differs}"
+        )
     else:
         return None
     return ArmFinding(RECOVERABLE, BROKEN, message, arm.name, min(step, begun.after or step))
+
+
+def _newer(judged: Judged, death: DeathInSave, begun: Resumed) -> str:
+    """A file that the save of `death` had finished, and that attempt `begun`, which went on from an
+    earlier step, read before it wrote it; empty if none.
+    """
+    if begun.after is None or begun.after >= death.step:
+        return ""
+    local = death.step - judged.path.offsets.get(death.attempt, 0)
+    finished = {
+        str(event.get("to") or event.get("path"))
+        for process in judged.arm.attempts[death.attempt]
+        for event in process.files
+        if event.get("op") in ("closed", "rename") and event["after_step"] == local
+    }
+    for process in judged.arm.attempts[begun.attempt]:
+        for event in process.files:
+            path = str(event.get("to") or event.get("path"))
+            if path in finished and event.get("op") == "read" and not event["after_step"]:
+                return path
+            finished.discard(path)
+    return ""
 
 
 def _torn(arm: Arm, death: DeathInSave, begun: Resumed, until: int = 0) -> bool:

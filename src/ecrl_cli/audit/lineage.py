@@ -303,10 +303,10 @@ def without_trial_steps(arm: Arm, undisturbed: CommittedSteps) -> Arm:
 
 
 def with_due_samples(
-    arm: Arm, path: CommittedSteps, undisturbed: CommittedSteps
+    arm: Arm, path: CommittedSteps, undisturbed: CommittedSteps, everywhere: bool
 ) -> tuple[Arm, CommittedSteps]:
     """`arm` and its path with the due names of samples wherever a step's batches hold the due
-    tensors: a data set that a restart makes of the rows that are left numbers them anew.
+    tensors, or `everywhere`: a data set that a restart makes of what is left numbers rows anew.
     """
     due: dict[int, Step] = {}  # by the id of a step
     for attempt, processes in arm.attempts.items():
@@ -314,7 +314,8 @@ def with_due_samples(
             for step in process.steps:
                 ranks = undisturbed.steps.get(path.number_of(step, attempt), {})
                 _, other = ranks.get(process.rank, (0, step))
-                if step.samples != other.samples and step.inputs and step.inputs == other.inputs:
+                same = bool(step.inputs) and step.inputs == other.inputs
+                if everywhere or (same and step.samples != other.samples):
                     due[id(step)] = replace(step, batches=other.batches)
 
     def named(step: Step) -> Step:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from ecrl_cli.audit.causes import DCP_LEFT_OUT, generator_lost
 from ecrl_cli.audit.components import (
     BROKEN,
+    BY_THREAD,
     DIGEST_OF,
     GENERATORS,
     KEPT,
     MEANING,
     NOT_CHECKED,
     SCALER,
+    TWO_MOMENTS,
     ArmFinding,
     Judged,
     differing,
@@ -489,11 +491,10 @@ def _lost(
         if step is not None and alike(step):
             if number == 1:
                 return f"{meaning}: as before step 1"
-            thread = " (a thread writes what the training goes on changing)"
             return (
                 f"{what} as before step {number}, and the parameters are those of step"
-                f" {begun.after}: parts of two moments came back"
-                f"{thread if begun.newest_in_background is not None else ''}"
+                f" {begun.after}: {TWO_MOMENTS}"
+                f"{BY_THREAD if begun.newest_in_background is not None else ''}"
             )
     return meaning
 
@@ -535,8 +536,14 @@ def _generators(
             def alike(step: Step, name: str = name, state: str | None = state) -> bool:
                 return step.digests_before.get(name) == state
 
-            lost = generator_lost(component, *next(row[1:] for row in rows if row[0] == wrong[0]))
+            pair = next(row[1:] for row in rows if row[0] == wrong[0])
+            lost = generator_lost(component, *pair)
             why = _lost(lost, f"{_GLOBAL[component]} is", begun, due, wrong[0], alike)
+            if not pair[0].samples:
+                more = f": other numbers were drawn since, or {TWO_MOMENTS}"
+                why = why.replace(f": {TWO_MOMENTS}", more)
+            owners = [rank for rank, _, other in drawn if state == other]
+            why = f"{_GLOBAL[component]} is that of rank {owners[0]}" if owners else why
             said = f"before step {number}, rank {', '.join(map(str, wrong))}: {why}"
             yield ArmFinding(promise, BROKEN, said, arm, number)
             return

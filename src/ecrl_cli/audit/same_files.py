@@ -101,7 +101,7 @@ def same_files(
         judged.path.last,
     )
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
-    seen = _Comparison(inventory, restarts, graceful, _begun_anew(arm))
+    seen = _Comparison(inventory, restarts, graceful, _begun_anew(arm, inventory))
     finding = _finding(arm.name, _compared(undisturbed, seen), stable)
     hints = hooks_ran(judged) if finding.status == BROKEN else ()
     return replace(finding, evidence=finding.evidence + hints)
@@ -175,9 +175,9 @@ def _lead(sentences: list[str]) -> list[str]:
     return [first, *(telling[:1] if _TENSORS_DIFFER.search(first) else [])]
 
 
-def _begun_anew(arm: Arm) -> dict[str, int]:
-    """By file, a restarted attempt that began it anew although a process of an earlier one had
-    opened it several times: what was in it then had been written.
+def _begun_anew(arm: Arm, left: Inventory) -> dict[str, int]:
+    """By file, a restarted attempt that began it anew although more than a line was in it, or a
+    process of an earlier attempt had opened it several times: what was in it then had been written.
     """
     written: Counter[str] = Counter()
     anew: dict[str, int] = {}
@@ -186,8 +186,12 @@ def _begun_anew(arm: Arm) -> dict[str, int]:
         for event in process.files:
             if event.get("op") in ("write", "rename"):
                 path = str(event.get("to") or event.get("path", ""))
-                if written[path] > 1 and not opened[path] and not event.get("append"):
-                    anew.setdefault(path, attempt)
+                if attempt and not opened[path] and not event.get("append"):
+                    lines = left.files[path].lines[:1] if path in left.files else ()
+                    emptied = event.get("emptied")
+                    rows = isinstance(emptied, int) and emptied > sum(map(len, lines)) + 2
+                    if written[path] > 1 or rows:
+                        anew.setdefault(path, attempt)
                 opened[path] += 1
         written |= opened
     return anew

@@ -9,6 +9,7 @@ from typing import Any
 from ecrl_cli.audit.causes import is_order, is_shuffled
 from ecrl_cli.audit.components import (
     BROKEN,
+    BY_THREAD,
     DIGEST_OF,
     GENERATORS,
     KEPT,
@@ -16,6 +17,7 @@ from ecrl_cli.audit.components import (
     NOT_CHECKED,
     SCALER,
     SHOWN,
+    TWO_MOMENTS,
     UNKNOWN,
     ArmFinding,
     Judged,
@@ -46,7 +48,7 @@ def exactly_once(judged: Judged, reference: Judged | None, order: str) -> ArmFin
     known = {(number, rank): step for number, rank, step in walk(judged.path) if step.samples}
     if reference is None:
         return ArmFinding(promise, NOT_CHECKED, "no undisturbed run to compare with", arm)
-    if not known:
+    if not known or judged.asked_elsewhere:
         return _by_inputs(judged, reference)
     free = order == "free" or (order == "auto" and not all(step.by_id for step in known.values()))
     if free:
@@ -120,10 +122,16 @@ def _steps_of_ranks(places: list[tuple[int, int]]) -> str:
 
 
 def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
-    """Judges a job without a DataLoader by the tensors that entered the model in each step; where
-    these are not on record, by the losses and the updates.
+    """Judges a job without a DataLoader, or whose DataLoader tells of other steps, by the tensors
+    that entered the model in each step; where these are not on record, by the losses and the
+    updates.
     """
     promise, arm = "exactly once", judged.arm.name
+    why = (
+        "its DataLoader gave batches in other steps than in the undisturbed run"
+        if judged.asked_elsewhere
+        else "the job has no DataLoader"
+    )
     components = (
         ("model input",)
         if any(step.entered for _, _, step in walk(judged.path))
@@ -154,7 +162,7 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
     return ArmFinding(
         promise,
         KEPT,
-        f"the job has no DataLoader; {what} {'was that' if entered else 'were those'} of the"
+        f"{why}; {what} {'was that' if entered else 'were those'} of the"
         " undisturbed run in"
         f" {plural(compared, 'step')}",
         arm,
@@ -300,25 +308,29 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             f" due {place}: it took fewer batches, or smaller ones, than that step is to have"
         )
     until = min((end for end in _ends(reference) if end >= number), default=reference.path.last)
-    if until > number and is_order(judged.path, reference.path, number, rank, until):
+    earlier = _repeated(judged, rank, number)
+    again = earlier is not None and _samples_at(judged, rank, number + 1) is not None
+    again = again and _repeated(judged, rank, number + 1) == (earlier or 0) + 1
+    if not again and until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
-    begun = judged.path.offsets.get(attempt, 0) + 1
-    for earlier in sorted(judged.path.steps):
-        if earlier >= number:
-            break
-        before = judged.path.steps[earlier].get(rank)
-        if before is not None and before[1].samples == step.samples:
-            said = f"step {number} repeats the samples of step {earlier} {place}"
-            starts = _epoch_starts(reference)
-            if number == begun and {number, earlier} <= starts:
-                return (
-                    f"{said}: the order of an earlier epoch came again, its shuffle was not"
-                    " restored"
-                )
-            if number == begun and earlier == max(start for start in starts if start <= number):
-                return f"{said}: {MEANING['samples']}, the epoch began anew"
-            return f"{said}: {MEANING['samples']}"
+    if earlier is not None:
+        begun = judged.path.offsets.get(attempt, 0) + 1
+        said = f"step {number} repeats the samples of step {earlier} {place}"
+        starts = _epoch_starts(reference)
+        if number == begun and {number, earlier} <= starts:
+            return (
+                f"{said}: the order of an earlier epoch came again, its number or its shuffle was"
+                " not restored"
+            )
+        if number == begun and judged.path.background_saves:
+            return (
+                f"{said} and has the parameters of step {number - 1}: the data position was not"
+                f" restored, or {TWO_MOMENTS}{BY_THREAD}"
+            )
+        if number == begun and earlier == max(start for start in starts if start <= number):
+            return f"{said}: {MEANING['samples']}, the epoch began anew"
+        return f"{said}: {MEANING['samples']}"
     began = max((end for end in _ends(reference) if end < number), default=0)
     shuffled = is_shuffled(judged.path, reference.path, number, rank, until)
     if shuffled is False and is_shuffled(
@@ -335,6 +347,18 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         f"step {number} consumed other samples than the undisturbed run {place}:"
         f" {lost if shuffled is None else MEANING['samples']}"
     )
+
+
+def _samples_at(judged: Judged, rank: int, number: int) -> tuple[str, ...] | None:
+    entry = judged.path.steps.get(number, {}).get(rank)
+    return entry[1].samples if entry is not None else None
+
+
+def _repeated(judged: Judged, rank: int, number: int) -> int | None:
+    """The first step before `number` that consumed the same samples in the same order."""
+    samples = _samples_at(judged, rank, number)
+    steps = (step for step in sorted(judged.path.steps) if step < number)
+    return next((step for step in steps if _samples_at(judged, rank, step) == samples), None)
 
 
 def _ends(reference: Judged) -> set[int]:
@@ -426,6 +450,13 @@ def _hints_on_streams(calls: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
+def _generators_apart(one: Step, other: Step) -> bool:
+    """Whether a global generator was in another state just before the update."""
+    ours, theirs = one.digests_before, other.digests_before
+    names = {DIGEST_OF[name] for name in GENERATORS} & ours.keys() & theirs.keys()
+    return any(ours[name] != theirs[name] for name in names)
+
+
 def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
     """Equal samples give equal tensors: compared with the undisturbed run and between repeated
     steps.
@@ -445,9 +476,11 @@ def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
         if before.by_id and before.samples == after.samples and before.inputs and after.inputs:
             checked += 1
             if before.inputs != after.inputs:
-                return ArmFinding(
-                    promise, BROKEN, f"step {number}, rank {rank}: {MEANING['input']}", arm, number
+                said = f"step {number}, rank {rank}: {MEANING['input']}"
+                said += "; a global generator was in another state" * _generators_apart(
+                    before, after
                 )
+                return ArmFinding(promise, BROKEN, said, arm, number)
     if not checked:
         said = (
             "no step with known sample ids and input hashes could be compared"

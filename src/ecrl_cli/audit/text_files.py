@@ -75,7 +75,7 @@ def differences_of_lines(
         )
     if path.endswith(_RECORDS):
         rows = [_rows(path, lines) for lines in (*theirs, ours)]
-        if all(rows):
+        if all(rows[:-1]) and (rows[-1] or (anew is not None and len(ours) < 2)):
             return _differences_of_rows(rows[:-1], rows[-1], restarts, anew)
     counts = {len(lines) for lines in (*theirs, ours)}
     if (
