@@ -242,7 +242,7 @@ def test_a_mini_batch_that_is_dropped_changes_nothing_and_all_its_samples_are_on
     }
     assert (
         {each.global_step for each in said} == {dropped}
-        and {each.state_digest for each in said} == state
+        and {each.state_digest for each in said} == {each.state_before for each in said} == state
         and len(state) == 1
     )
     steps = {

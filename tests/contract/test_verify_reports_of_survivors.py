@@ -16,16 +16,17 @@ from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.verify.disk_state import on_disk
 from ecrl_cli.verify.exactly_once import exactly_once
+from ecrl_cli.verify.state_consistent import state_consistent
 from ecrl_cli.verify.survivor_reports import _contradictions, _silent_after
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
-from tests.runs.changed import left
+from tests.runs.changed import left, reported
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import ONCE, TIME, Spoil
 from tests.runs.spoilt_clocks import refold, shifted
-from tests.runs.survived import ROLLBACK, Death, SurvivedBuilder, build_lossy, build_skipped
+from tests.runs.survived import ROLLBACK, SKIP, Death, SurvivedBuilder, build_lossy, build_skipped
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +242,25 @@ def test_of_a_step_that_was_dropped_only_the_dead_lost_samples(tmp_path: Path) -
     assert finding.status == INVALID and any(
         words in text for text in (finding.message, *finding.evidence)
     ), finding
+
+
+@pytest.mark.parametrize(
+    ("attempts", "before", "words", "status"),
+    [
+        ((), "", "", VALID),
+        ((0,), "cd" * 32, "with another state than it had before it", INVALID),
+        ((2,), "ab" * 32, "with another state than it had before a step that it did not", INVALID),
+        ((0,), "", "does not say which state it had before the step", UNKNOWN),
+        ((0, 1), "", "", VALID),  # nor does any, as in older records
+    ],
+)
+def test_a_step_that_is_dropped_leaves_the_state_as_it_was(
+    tmp_path: Path, attempts: tuple[int, ...], before: str, words: str, status: str
+) -> None:
+    """Steps 9 and 11 are dropped, step 15 is finished: rank 1 had given all when it died."""
+    deaths = (Death(9, spares=1), Death(11, spares=1), Death(15, (1,), (2,), spares=1))
+    records = load(SurvivedBuilder(tmp_path / "skipped", SKIP, deaths).build())
+    for attempt in attempts:
+        records = reported(records, attempt, 0, state_before=before)
+    finding = state_consistent(Case(records))
+    assert finding.status == status and words in finding.message, finding

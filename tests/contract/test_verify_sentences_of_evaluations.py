@@ -13,18 +13,26 @@ import pytest
 
 from ecrl_cli.config.identity import reference_id
 from ecrl_cli.history.lineage import evaluations, lineage
-from ecrl_cli.history.load import RunRecords, load
+from ecrl_cli.history.load import NOTHING, RunRecords, load
 from ecrl_cli.metrics.document import metrics_document
 from ecrl_cli.records.evaluations import Evaluation
 from ecrl_cli.verify.consistency import records_consistent, target_reached
-from ecrl_cli.verify.evaluations import check_against
+from ecrl_cli.verify.evaluations import _check_repeats, check_against
 from ecrl_cli.verify.reference import reference_ids
 from ecrl_cli.verify.time_accounting import time_conserved
 from ecrl_cli.verify.trajectory import same_trajectory
-from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, FindingBuilder
+from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import HELD_OUT
-from tests.runs.changed import Records, attempts, configured, left, supervised
+from tests.runs.changed import (
+    Records,
+    attempts,
+    configured,
+    kept,
+    left,
+    sessions,
+    supervised,
+)
 from tests.runs.continued import (
     build_continued,
     build_evaluated,
@@ -126,6 +134,34 @@ def unmeasured(found: RunRecords) -> RunRecords:
     """Nothing was to be measured, and nothing was; final.json has an accuracy all the same."""
     without = in_every_attempt(lambda line: None)(found)
     return configured(without, evaluate=replace(found.stored.config.evaluate, every=0))
+
+
+def gone_past(step: int) -> Records:
+    """No evaluation after `step` of attempt 1, nor time for it."""
+
+    def change(found: RunRecords) -> RunRecords:
+        spans = kept(
+            found.logs(1).spans,
+            lambda span: (
+                replace(span, category="compute")
+                if (span.category, span.global_step) == ("evaluate", step)
+                else span
+            ),
+        )
+        return left(measured(1, step)(found), 1, spans=spans)
+
+    return change
+
+
+def measured_again(found: RunRecords) -> RunRecords:
+    """Attempts 0 and 2 both measured after step 18, where attempt 2 begins."""
+    return both(measured(0, 8, global_step=18), measured(2, 20, global_step=18))(found)
+
+
+def repeats(case: Case) -> Finding:
+    notes = FindingBuilder("records-consistent")
+    _check_repeats(case, notes)
+    return notes.finding("")
 
 
 UNDUE = "was not due: evaluate.every is 4"
@@ -304,6 +340,37 @@ ROWS: dict[str, Row] = {
         "quality was to be measured after step 12, and no evaluation",
         UNKNOWN,
         (measured(0, 8),),
+    ),
+    "one that rank 0 went past": Row(
+        records_consistent,
+        "evaluated",
+        gone_past(12),
+        "quality was to be measured after step 12, and rank 0 went on without measuring it",
+        right=(
+            measured(1, 12),
+            # nothing says what another attempt spent its time on, or what this one did last
+            lambda found: left(gone_past(12)(found), 0, spans=NOTHING),
+            lambda found: sessions(gone_past(12)(found), 0, ended_at=None),
+        ),
+    ),
+    "one that is on record where the attempt begins": Row(
+        repeats,
+        "evaluated",
+        measured_again,
+        "attempt 2 measured quality after step 18, which was on record already",
+        right=(
+            lambda found: measured(0, 18)(measured_again(found)),
+            lambda found: measured(2, 18)(measured_again(found)),
+        ),
+    ),
+    "the same by another machine's view": Row(
+        repeats,
+        "evaluated",
+        lambda found: configured(
+            measured_again(found), supervision=replace(found.stored.config.supervision, nodes=2)
+        ),
+        "attempt 2 measured quality after step 18, which was on record already",
+        UNKNOWN,
     ),
     "two that were due": Row(
         records_consistent,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ecrl_cli.config.schema import StorageConfig
 from ecrl_cli.history.load import RunRecords
 from ecrl_cli.records.events import FOUND, LEFT_UNCOMMITTED, LEFT_WHOLE
 from ecrl_cli.verify.checkpoints import checkpoints_accounted
@@ -98,7 +99,28 @@ def of(number: int, name: str, step: int, **changes: Any) -> Records:
     return lambda found: event(found, number, name, step, **changes)
 
 
+def throttled(found: RunRecords, seconds: float) -> RunRecords:
+    """As many bytes a second as the save of step 12 has in `seconds`."""
+    size = next(line.bytes for line in found.logs(1).checkpoints.events if line.global_step == 12)
+    found = configured(
+        found, storage=replace(found.stored.config.storage, bytes_per_s=size / seconds)
+    )
+    return event(found, 1, "committed", 12, write_s=0.015)
+
+
 ROWS: dict[str, Row] = {
+    "written faster than the storage writes": Row(
+        checkpoints_accounted,
+        "blk",
+        lambda found: throttled(found, 0.0161),
+        "'committed' of step 12 in the journal of attempt 1 wrote",
+        right=(
+            lambda found: throttled(found, 0.0159),
+            lambda found: configured(found, storage=StorageConfig()),
+            # what was there already was not written again
+            lambda found: event(throttled(found, 0.0161), 1, "committed", 12, write_s=0.0),
+        ),
+    ),
     "committed, and nobody received it": Row(
         checkpoints_accounted,
         "blk",

@@ -13,24 +13,28 @@ from typing import Any
 
 import pytest
 
-from ecrl_cli.config.schema import DdpConfig
-from ecrl_cli.history.load import load
+from ecrl_cli.config.schema import CheckpointConfig, DdpConfig
+from ecrl_cli.history.load import RunRecords, load
 from ecrl_cli.history.membership import was_stopped
 from ecrl_cli.records.events import Attempt
 from ecrl_cli.records.layout import RunLayout
+from ecrl_cli.records.survivor_records import SNAPSHOT
+from ecrl_cli.verify.checkpoints import checkpoints_accounted
 from ecrl_cli.verify.exactly_once import exactly_once
-from ecrl_cli.verify.trajectory import NOT_SHOWN
+from ecrl_cli.verify.trajectory import NOT_SHOWN, same_trajectory
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, render
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_resized import assert_caught
 from tests.contract.test_verify_spoilt_runs import found
+from tests.runs import changed
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.changed import configured
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear
 from tests.runs.spoilt import FAILURES, NO_BAD, ONCE, RECORDS, TRAJECTORY, Spoil, attempts
 from tests.runs.survived import (
     LOSSY,
+    ROLLBACK,
     Death,
     SurvivedBuilder,
     build_lossy,
@@ -829,3 +833,50 @@ def test_damage_to_what_nobody_went_back_to_is_not_owed(tmp_path: Path) -> None:
         "entry 2 did not fire: no attempt after step 14 chose a checkpoint"
         in found(verdict, FAILURES).evidence
     )
+
+
+def unsubmitted(run: RunRecords) -> RunRecords:
+    lines = changed.kept(
+        run.logs(0).checkpoints, lambda line: None if line.global_step == 6 else line
+    )
+    return changed.left(run, 0, checkpoints=lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda run: run, VALID),
+        (unsubmitted, INVALID),
+        # not due; that its journal ends early may be; a third death in its save
+        (lambda run: configured(unsubmitted(run), checkpoint=CheckpointConfig(every=7)), VALID),
+        (lambda run: changed.sessions(unsubmitted(run), 0, ended_at=None), UNKNOWN),
+        (lambda run: changed.left(unsubmitted(run), 2, ranks={}, final=None), VALID),
+        # a snapshot is chosen only where no checkpoint is as new
+        (lambda run: changed.attempts(run, 2, memory=SNAPSHOT), INVALID),
+        (lambda run: changed.attempts(run, 2, memory=""), VALID),
+    ],
+)
+def test_who_goes_on_from_memory_saves_the_checkpoint_that_it_owes(
+    tmp_path: Path, change: changed.Records, status: str
+) -> None:
+    """Rank 1 dies twice in step 7: attempts 1 and 2 go on after step 6, and attempt 1 does none."""
+    deaths = (Death(7, spares=1), Death(7, spares=1))
+    run = load(SurvivedBuilder(tmp_path / "rollback", ROLLBACK, deaths).build())
+    words = "attempt 2 went on from memory after step 6, whose checkpoint it owed, and submitted"
+    finding = checkpoints_accounted(Case(change(run)))
+    told = any(words in text for text in (finding.message, *finding.evidence))
+    assert (finding.status if told else VALID) == status, finding
+
+
+def test_a_lost_samples_record_that_is_nowhere_is_named_ahead_of_what_follows_from_it(
+    recorded: Path, tmp_path: Path
+) -> None:
+    run = SurvivedBuilder(tmp_path / "lossy", LOSSY, (Death(9, first=(0,), spares=1),)).build()
+    case = Case(load(run), load(RunLayout(recorded / "2" / "ref")))
+    finding = same_trajectory(replace(case, run=changed.left(case.run, 0, lost_sample_records={})))
+    cause = "no lost-samples record says what the survivors of attempt 0 report"
+    assert finding.message.startswith(
+        f"Broke promise: {TRAJECTORY} - {cause}, that samples of rank 1 were lost in step 9:"
+        " the first differing step is step 10"
+    )
+    assert cause not in same_trajectory(case).message

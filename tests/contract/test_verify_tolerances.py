@@ -405,12 +405,12 @@ BOUNDS: dict[str, Bound] = {
     "the clock stopped before the last work": Bound(
         time_conserved,
         lambda found, by: left(found, 2, final=replace(found.final, at=found.final.at - by)),  # type: ignore[union-attr,type-var]
-        "final.json ends the clock +0.000002 s from where rank 0 of attempt 2 ended its work",
+        "final.json ends the clock -0.000002 s from where rank 0 of attempt 2 ended its work",
     ),
     "the clock stopped after the last work": Bound(
         time_conserved,
         lambda found, by: left(found, 2, final=replace(found.final, at=found.final.at + by)),  # type: ignore[union-attr,type-var]
-        "final.json ends the clock -0.000002 s from where rank 0 of attempt 2 ended its work",
+        "final.json ends the clock +0.000002 s from where rank 0 of attempt 2 ended its work",
     ),
     "a last line of another rank behind the final record": Bound(
         time_conserved,

@@ -6,21 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ecrl_cli.config.schema import SupervisionConfig
 from ecrl_cli.history.load import NOTHING, AttemptRecords, RunRecords, load
-from ecrl_cli.records.events import Hang, InjectedFault, Straggler
+from ecrl_cli.records.events import FOUND, Hang, InjectedFault, Rejected, Straggler
 from ecrl_cli.records.journal import Lines
-from ecrl_cli.verify.checkpoints import checkpoints_accounted, no_acknowledged_loss
+from ecrl_cli.verify.checkpoints import (
+    NO_LOSS,
+    _check_predecessor,
+    checkpoints_accounted,
+    no_acknowledged_loss,
+)
 from ecrl_cli.verify.consistency import records_consistent, target_reached
 from ecrl_cli.verify.exactly_once import exactly_once
 from ecrl_cli.verify.registry import CHECKS
 from ecrl_cli.verify.same_input import same_input
 from ecrl_cli.verify.time_accounting import time_conserved
-from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
-from ecrl_cli.verify.verification_input import Case
+from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding, FindingBuilder
+from ecrl_cli.verify.verification_input import Case, checkpoint_events
 from tests.runs.builder import WALL, build_blk, build_elastic
 from tests.runs.changed import (
     Records,
@@ -745,12 +751,50 @@ def test_a_last_checkpoint_is_due_where_the_configuration_asks_for_it(
     )
 
 
-def test_a_commit_names_the_one_before_it_where_there_was_one(blk: RunRecords) -> None:
-    case = Case(blk)
-    words = "step_00000024 follows no commit, and checkpoints/step_00000018 was there before"
-    assert not told(no_acknowledged_loss(case), words)
-    case.__dict__["disk"] = tuple(replace(c, previous=None) for c in case.disk)
-    assert told(no_acknowledged_loss(case), words)
+def found_later(blk: RunRecords, **changes: Any) -> RunRecords:
+    """The line of the commit of step 18 stands behind that of step 24."""
+    line = next(
+        line
+        for line in checkpoint_events(blk)
+        if (line.event, line.global_step) == ("committed", 18)
+    )
+    last = blk.logs(2).checkpoints
+    last = replace(last, events=(*last.events, replace(line, attempt=2, **changes)))
+    return left(event(blk, 1, "committed", 18), 2, checkpoints=last)
+
+
+def refused_later(blk: RunRecords) -> RunRecords:
+    refused = Rejected("checkpoints/step_00000018", "tensors", "other bytes")
+    last = replace(blk.attempts[2], attempt=3, rejected=(refused,))
+    return supervised(blk, attempts=(*blk.attempts, last))
+
+
+@pytest.mark.parametrize(
+    ("named", "change", "gone", "newest", "status"),
+    [
+        (18, None, False, 0, VALID),
+        (12, None, False, 18, INVALID),
+        (0, None, False, 18, INVALID),
+        (12, lambda blk: sessions(blk, 0, ended_at=None), False, 18, UNKNOWN),
+        (12, None, True, 18, UNKNOWN),  # it may have been damaged
+        (12, refused_later, False, 0, VALID),  # it was
+        (18, found_later, False, 12, INVALID),
+        (18, lambda blk: found_later(blk, reason=FOUND), False, 0, VALID),
+    ],
+)
+def test_a_commit_names_the_newest_older_one(
+    blk: RunRecords, named: int, change: Records | None, gone: bool, newest: int, status: str
+) -> None:
+    """That of step 24, committed in attempt 2, names that of step 18."""
+    lines = [line for line in checkpoint_events(blk) if line.event == "committed"]
+    commits = {line.global_step: line.commit_sha256 for line in lines}
+    case, notes = Case(change(blk) if change else blk), FindingBuilder(NO_LOSS)
+    case.__dict__["disk"] = tuple(c for c in case.disk if not gone or c.step != 18)
+    last = replace(case.disk[-1], previous=commits.get(named))
+    _check_predecessor(case, last, notes)
+    finding = notes.finding("")
+    assert finding.status == status
+    assert told(finding, f"the newest older checkpoint was that of step {newest}") == bool(newest)
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "died"])

@@ -319,7 +319,7 @@ CLOCKS: dict[str, tuple[Spoil, str, str, str]] = {
         lambda run: clock_ends_early(run, 1002.861),
         TIME,
         INVALID,
-        "final.json ends the clock +2.0",
+        "final.json ends the clock -2.0",
     ),
     "the end of the clock after attempt 0": (
         lambda run: clock_ends_early(run, 1001.66),

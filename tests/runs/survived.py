@@ -300,6 +300,7 @@ class LiveWorker(Worker):
                 "ab" * 32,
                 now,
                 now + WALL,
+                "ab" * 32 if redone and not redone[0].left else "",
             )
             journals = [(self.logs.survivor_report(rank), [said])] + (
                 [(self.logs.lost_samples(rank), lines)] if lines else []

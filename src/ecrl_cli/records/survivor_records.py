@@ -47,7 +47,8 @@ class SurvivorReport:
     `redone`: what was redone to commit that step without the dead ranks, or that it was dropped
     (empty if the interrupted step was discarded, or none was interrupted). `layers`: by bucket, the
     names of its parameters; empty where `redone` is. `state_digest`: over parameters, buffers and
-    optimizer after that step: equal on all survivors.
+    optimizer after that step: equal on all survivors. `state_before`: the same before a step that
+    was dropped, taken ahead of the rollback; empty otherwise, and in older records.
     """
 
     global_step: int
@@ -59,6 +60,7 @@ class SurvivorReport:
     state_digest: str
     at: float
     time: float
+    state_before: str = ""
 
     @property
     def dropped(self) -> bool:

@@ -71,11 +71,12 @@ Layers = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class InterruptedStep:
     """Outcome of the step in which peers died, as in a survivor report: what was redone, and the
-    layers by bucket.
+    layers by bucket, and the digest of the state before a step that was dropped.
     """
 
     redone: tuple[RedoneStep, ...] = ()
     layers: Layers = ()
+    state_before: str = ""
 
 
 def layers_of(model: torch.nn.Module, buckets: dict[int, list[torch.Tensor]]) -> Layers:
@@ -407,7 +408,7 @@ class InPlaceSession(RankSession):
             resolved.layers,
             digest,
         )
-        survivor_report = SurvivorReport(*said, monotonic(), wall())
+        survivor_report = SurvivorReport(*said, monotonic(), wall(), resolved.state_before)
         write_whole(self.logs.survivor_report(self.rank), line_of(survivor_report))
         if self.loop and survivor_report.redone:
             enter(

@@ -234,6 +234,8 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
 
     warm_up: WarmUp = field(kw_only=True)
     interrupted: int = 0
+    # called when a step is aborted, with each buffer's values before it, ahead of the rollback
+    aborted: Callable[[dict[torch.Tensor, torch.Tensor]], None] = lambda before: None
 
     def __post_init__(self) -> None:
         self._bare = self.model
@@ -275,11 +277,12 @@ class FaultTolerantTrainStep(DataParallelTrainStep):
         step.
         """
         self.interrupted = global_step
-        self._peers.begin(global_step)
         before = [buffer.clone() for buffer in self._buffers]
         try:
+            self._peers.begin(global_step)
             result = super().run(batch, global_step)
         except PeersLost:
+            self.aborted(dict(zip(self._buffers, before, strict=True)))
             self._roll_back(before)
             raise
         self.interrupted = 0

@@ -177,7 +177,7 @@ def _check_journal(
             continue
         if line.attempt != attempt:
             notes.broken(f"{who} is a line of attempt {line.attempt}")
-        for text in _impossible(line):
+        for text in _impossible(line, case.run.stored.config.storage.bytes_per_s):
             notes.broken(f"{who} {text}")
         before = earlier.setdefault(line.global_step, {})
         for text in _out_of_order(line, before):
@@ -259,14 +259,19 @@ def _undeferred(case: Case, line: CheckpointLine, before: dict[str, CheckpointLi
     return []
 
 
-def _impossible(line: CheckpointLine) -> list[str]:
-    """Values and names that are impossible in any line of this kind."""
+def _impossible(line: CheckpointLine, most: float) -> list[str]:
+    """Values and names that are impossible in any line of this kind, where `most` bytes may be
+    written in a second (0: any).
+    """
     found = [
         f"has {name} {value!r}"
         for name in _DURATIONS
         if not (math.isfinite(value := getattr(line, name)) and value >= 0)
     ]
     found += [f"has {name} {value}" for name in _COUNTS if (value := getattr(line, name)) < 0]
+    # nothing is written of a checkpoint that is there already
+    if most and 0 < line.write_s < line.bytes / most - _SLACK_S:
+        found.append(f"wrote {line.bytes} bytes in {line.write_s} s, at {most:g} a second at most")
     if line.copy_s > max(0.0, line.snapshot_s) + _SLACK_S:
         found.append(f"copied for {line.copy_s} s of a capture of {line.snapshot_s} s")
     if line.event == "committed" or (line.event == "retired" and line.path is not None):

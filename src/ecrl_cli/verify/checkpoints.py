@@ -9,6 +9,7 @@ from ecrl_cli.config.legs import targets
 from ecrl_cli.config.strategies import strategy_of
 from ecrl_cli.history.lineage import steps_of
 from ecrl_cli.records.events import CHECKPOINT_ENDS, FOUND, GONE, Attempt, CheckpointLine
+from ecrl_cli.records.survivor_records import SURVIVORS
 from ecrl_cli.verify.checkpoint_folder import (
     check_folder,
     tail_may_be_lost,
@@ -19,6 +20,7 @@ from ecrl_cli.verify.checkpoint_lines import check_lines
 from ecrl_cli.verify.disk_state import StoredCheckpoint
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.recovery_choice import check_choices
+from ecrl_cli.verify.retention import step_of
 from ecrl_cli.verify.verdict import Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, checkpoint_events
 
@@ -110,13 +112,10 @@ def no_acknowledged_loss(case: Case) -> Finding:
         unsaid = notes.missing if tails_may_be_lost(case, len(case.attempts)) else notes.broken
         if c.report.ok and case.ended and c.report.commit_sha256 not in known:
             unsaid(f"{c.path} is committed on disk and no line acknowledges it")
-        made = case.committed(c)
-        a = case.attempt(made.attempt) if made else None
-        before = a.resumed_from if a and not case.run.stored.config.begins_from else None
-        if c.report.ok and c.previous is None and before and not kind:
-            notes.missing(f"{c.path} follows no commit, and {before.path} was there before")
         if c.report.ok and c.previous is not None and c.previous not in known:
             unsaid(f"{c.path} follows the commit {c.previous[:8]}, which no line acknowledges")
+        elif c.report.ok and not kind:
+            _check_predecessor(case, c, notes)
     if kind and not lost:
         count = f"{len(live)} committed checkpoints are there with as many bytes as recorded"
         return notes.finding(f"{count}; what they hold only {kind.name} can read", checked=False)
@@ -128,6 +127,34 @@ def no_acknowledged_loss(case: Case) -> Finding:
         f"not promised by {kind.name if kind else mode}; {len(lost)} lost, {len(live)} at the end"
     )
     return notes.finding(message, lost, checked=False)
+
+
+def _check_predecessor(case: Case, c: StoredCheckpoint, notes: FindingBuilder) -> None:
+    """The commit of `c` names the newest older checkpoint that was there when it was made, by the
+    lines before its own. One that is not there now may have been damaged then, and passed over.
+    """
+    made, commits = case.committed(c), case.checkpoints.predecessors
+    if made is None or made.reason or c.report.commit_sha256 not in commits:
+        return
+    newest = commits[c.report.commit_sha256]
+    lines = {line.commit_sha256: line for line in checkpoint_events(case.run) if line.commit_sha256}
+    named, due = lines.get(c.previous or ""), lines.get(newest or "")
+    passed_over = due is not None and (named is None or named.global_step < due.global_step)
+    # one of a step that an attempt refused was damaged; one may be there before it is found
+    refused = {step_of(each.path) for a in case.attempts for each in a.rejected}
+    explained = due and due.global_step in refused if passed_over else named and named.reason
+    if c.previous == newest or explained:
+        return
+    there = any(other.report.ok and other.report.commit_sha256 == newest for other in case.disk)
+    unsaid = tails_may_be_lost(case, len(case.attempts)) or (passed_over and not there)
+    (notes.missing if unsaid else notes.broken)(
+        f"{c.path} follows {_of_step(named)} by its commit, the newest older checkpoint was"
+        f" {_of_step(due)}"
+    )
+
+
+def _of_step(line: CheckpointLine | None) -> str:
+    return f"that of step {line.global_step}" if line else "none"
 
 
 def _retired_unsaid(case: Case, step: int) -> bool:
@@ -201,6 +228,11 @@ def checkpoints_accounted(case: Case) -> Finding:
             (notes.missing if unsaid else notes.broken)(
                 f"step {step} of attempt {a.attempt} was due and no checkpoint was submitted"
             )
+        if (owed := _owed(case, a)) and owed not in handed:
+            (notes.missing if tail_may_be_lost(case, a.attempt) else notes.broken)(
+                f"attempt {a.attempt} went on from memory after step {owed}, whose checkpoint it"
+                " owed, and submitted none"
+            )
         if a.outcome == "resized" and not any(
             line.event == "committed" and line.global_step == a.last_step for line in lines
         ):
@@ -231,6 +263,32 @@ def _due(case: Case, a: Attempt) -> set[int]:
     last |= agreed
     last |= {step for step in [next_change(config, a.resumed_from_step)] if step}
     return {step for step in passed if step % config.checkpoint.every == 0 or step in last}
+
+
+def _owed(case: Case, a: Attempt) -> int:
+    """The step after which `a` went on from memory and whose checkpoint it had to save first: due,
+    and submitted by none of the attempts that it continues. 0 if there is none.
+
+    A step before that one may be without a checkpoint: whose rank 0 died in its save while the
+    others finished the next step.
+    """
+    step, config, logs = a.resumed_from_step, case.run.stored.config, case.run.logs(a.attempt)
+    due = step % config.checkpoint.every == 0 or (
+        config.checkpoint.final and step in targets(config)
+    )
+    beyond = 0 in logs.ranks and max(steps_of(logs.ranks[0]), default=0) > step
+    passed = beyond or logs.final or a.outcome == "resized"
+    if not (a.memory and step and due and passed and strategy_of(config).saves):
+        return 0
+    before = case.attempt(a.continues) if a.continues is not None else None
+    while a.memory == SURVIVORS and before is not None:
+        lines = case.run.logs(before.attempt).checkpoints.events
+        if any(line.event == "submitted" and line.global_step == step for line in lines):
+            return 0
+        older = before.continues if before.resumed_from_step == step else None
+        # a record that names itself would be followed for ever
+        before = case.attempt(older) if older is not None and older < before.attempt else None
+    return step
 
 
 def _agreed_stop(case: Case, a: Attempt) -> set[int]:

@@ -16,7 +16,7 @@ from ecrl_cli.history.load import RunRecords
 from ecrl_cli.history.membership import History, membership_history
 from ecrl_cli.records.evaluations import Evaluation, evaluation_due
 from ecrl_cli.records.events import Attempt
-from ecrl_cli.verify.checkpoint_folder import lost_power
+from ecrl_cli.verify.checkpoint_folder import lost_power, tails_may_be_lost
 from ecrl_cli.verify.disturbance import ENDED_WELL
 from ecrl_cli.verify.rank_spans import ROUNDING_S, SpanAccount
 from ecrl_cli.verify.verdict import FindingBuilder
@@ -38,6 +38,7 @@ def check_evaluations(case: Case, notes: FindingBuilder) -> int:
     for a in case.attempts:
         _check_spans(case, a, notes)
     _check_due(case, notes)
+    _check_repeats(case, notes)
     _check_final(case, notes)
     return len(found)
 
@@ -176,10 +177,48 @@ def unrecorded(case: Case) -> list[int]:
 def _check_due(case: Case, notes: FindingBuilder) -> None:
     if missing := unrecorded(case):
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        if (
+            skipped := next((step for step in missing if _went_past(case, step)), None)
+        ) is not None:
+            notes.broken(
+                f"quality was to be measured after step {skipped}, and rank 0 went on without"
+                " measuring it, by its spans"
+            )
+            return
         notes.missing(
             f"quality was to be measured after step {missing[0]}{more}, and no evaluation of it is"
             " on record"
         )
+
+
+def _went_past(case: Case, step: int) -> bool:
+    """Whether rank 0 logged the step after `step`, and by the spans of all attempts never evaluated
+    before it. Where others finished that step without rank 0, it may have died evaluating.
+    """
+    accounts = [case.spans.of(a.attempt, 0) for a in case.attempts]
+    if lost_power(case) or tails_may_be_lost(case, len(case.attempts)) or None in accounts:
+        return False
+    spans = (span for account in accounts if account for span in account.of_category("evaluate"))
+    ranks = (case.run.logs(a.attempt).ranks.get(0) for a in case.attempts)
+    return any(lines and step + 1 in steps_of(lines) for lines in ranks) and all(
+        span.global_step != step for span in spans
+    )
+
+
+def _check_repeats(case: Case, notes: FindingBuilder) -> None:
+    """An attempt does not measure again what is on record of the step that it begins after: rank 0
+    looks there first. On another machine it may see an older state of the record.
+    """
+    recorded = set[int]()
+    for a in case.attempts:
+        measured = {line.global_step for line in case.run.logs(a.attempt).evaluations.events}
+        if a.resumed_from_step in measured & recorded:
+            alone = case.run.stored.config.supervision.nodes == 1
+            (notes.broken if alone else notes.missing)(
+                f"attempt {a.attempt} measured quality after step {a.resumed_from_step}, which was"
+                " on record already"
+            )
+        recorded |= measured
 
 
 def _check_final(case: Case, notes: FindingBuilder) -> None:

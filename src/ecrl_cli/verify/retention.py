@@ -88,6 +88,13 @@ class Folder:
         if self._has(step):
             self._order.remove(step)
 
+    def before(self, step: int) -> str | None:
+        """The commit of the newest live checkpoint that is older than `step`."""
+        older = self._order[: bisect_left(self._order, step)]
+        return next(
+            (self.live[each].commit_sha256 for each in reversed(older) if each in self.live), None
+        )
+
     def _count(self, step: int, attempt: int) -> None:
         if not self._has(step):
             insort(self._order, step)
@@ -112,13 +119,15 @@ class CheckpointHistory:
     """By attempt: the checkpoints that it could choose from (`found`), those left after its
     rejections (`left`), and the steps recorded as retired (`gone`).
 
-    `end`: after the last line.
+    `end`: after the last line. `predecessors`: by commit, that of the newest older checkpoint that
+    was there at its first line.
     """
 
     found: dict[int, Live]
     left: dict[int, Live]
     gone: dict[int, frozenset[int]]
     end: Folder
+    predecessors: dict[str, str | None]
 
 
 def checkpoint_history(records: RunRecords) -> CheckpointHistory:
@@ -128,6 +137,7 @@ def checkpoint_history(records: RunRecords) -> CheckpointHistory:
     found: dict[int, Live] = {}
     left: dict[int, Live] = {}
     gone: dict[int, frozenset[int]] = {}
+    predecessors: dict[str, str | None] = {}
     folder = Folder(max(2, records.stored.config.checkpoint.keep))
     config, one_session = records.stored.config, len(records.sessions) == 1
     folder.holds = config.reference == "always" and one_session
@@ -140,8 +150,10 @@ def checkpoint_history(records: RunRecords) -> CheckpointHistory:
             folder.remove(step_of(rejected.path))
         left[a.attempt], gone[a.attempt] = dict(folder.live), frozenset(folder.gone)
         for line in records.logs(a.attempt).checkpoints.events:
+            if line.event == "committed" and line.commit_sha256:
+                predecessors.setdefault(line.commit_sha256, folder.before(line.global_step))
             folder.apply(line)
-    return CheckpointHistory(found, left, gone, folder)
+    return CheckpointHistory(found, left, gone, folder, predecessors)
 
 
 def step_of(path: str) -> int:

@@ -469,7 +469,7 @@ def _check_final(case: Case, a: Attempt, notes: FindingBuilder) -> None:
     boundary = last.start if last.category == "idle" else last.end
     if abs(final.at - boundary) > ROUNDING_S:
         notes.broken(
-            f"final.json ends the clock {boundary - final.at:+.6f} s from where rank 0 of attempt"
+            f"final.json ends the clock {final.at - boundary:+.6f} s from where rank 0 of attempt"
             f" {a.attempt} ended its work"
         )
     for rank, lines in case.run.logs(a.attempt).ranks.items():

@@ -369,11 +369,25 @@ def as_components(state: RankState) -> dict[str, str]:
 
 
 def _check_survivors(case: Case, notes: FindingBuilder) -> None:
-    """A survivor reports the state that it logged after the same step."""
+    """A survivor reports the state that it logged after the same step, and that it had before one
+    that it dropped: a record of before that was told tells it nowhere.
+    """
+    reports_of = [lines for a in case.run.attempt_logs for lines in a.survivor_reports.values()]
+    reports = [report for lines in reports_of for report in lines.events]
+    told = any(report.state_before for report in reports)
+    for report in reports if told else ():
+        who = f"rank {report.rank} of attempt {report.attempt}"
+        if report.dropped and not report.state_before:
+            notes.missing(f"{who} does not say which state it had before the step that it dropped")
+        elif report.state_before != (report.state_digest if report.dropped else ""):
+            notes.broken(
+                f"{who} left after step {report.global_step} with another state than it had before"
+                f" {'it' if report.dropped else 'a step that it did not drop'}"
+            )
     for a in case.run.attempt_logs:
-        for rank, reports in a.survivor_reports.items():
+        for rank, own in a.survivor_reports.items():
             lines = a.ranks.get(rank)
-            for report in reports.events:
+            for report in own.events:
                 logged = [
                     line.state_digest
                     for line in (lines_of_step(lines, report.finished_step) if lines else ())

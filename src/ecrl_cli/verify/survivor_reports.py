@@ -250,6 +250,21 @@ def gave_nothing(a: Attempt, t: SurvivorReport) -> dict[int, tuple[str, ...]]:
     return {rank: tuple(layers) for rank, layers in found.items() if layers}
 
 
+def unrecorded_loss(case: Case) -> str:
+    """Samples that survivors report as lost and that no lost-samples record names; empty if none
+    are.
+    """
+    for a in case.attempts:
+        logs = case.run.logs(a.attempt)
+        for report in (t for lines in logs.survivor_reports.values() for t in lines.events):
+            if not logs.lost_samples and (losers := gave_nothing(a, report)):
+                return (
+                    f"no lost-samples record says what the survivors of attempt {a.attempt} report,"
+                    f" that samples of {_ranks(losers)} were lost in step {report.global_step}"
+                )
+    return ""
+
+
 def _took_part(redone: tuple[RedoneStep, ...], bucket: int, world_size: int) -> set[int]:
     """The ranks whose gradients the bucket holds: those that redid it last."""
     again = [each for each in redone if each.first <= bucket]

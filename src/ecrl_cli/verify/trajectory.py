@@ -39,7 +39,7 @@ from ecrl_cli.verify.state_values import (
     has_digests,
     values_of,
 )
-from ecrl_cli.verify.survivor_reports import allowed_missing_lines
+from ecrl_cli.verify.survivor_reports import allowed_missing_lines, unrecorded_loss
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case, same_sizes
 
@@ -73,6 +73,9 @@ def same_trajectory(case: Case) -> Finding:
     if case.reference is None:
         return _alone(case, replays, again)
     finding = _compare(case, case.reference, replays, again)
+    if finding.status == INVALID and (cause := unrecorded_loss(case)):
+        message = finding.message.replace(f"{PROMISE} - ", f"{PROMISE} - {cause}: ", 1)
+        finding = replace(finding, message=message)
     for other in case.others:
         if difference := _disagreement(case.reference, other):
             return _torn(case, finding, other, difference)

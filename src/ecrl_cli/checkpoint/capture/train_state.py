@@ -4,6 +4,7 @@ sent to a rank that has none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -203,7 +204,7 @@ class TrainState:
         """The digests of the current state, defined as in the manifest. Collective."""
         gathered = self.gather(NOWHERE)
         return components_of(
-            self._tensor_digests()
+            self._tensor_digests({})
             | {name: self._digest_of(name, tensor) for name, tensor in gathered.rng.items()}
         )
 
@@ -254,11 +255,11 @@ class TrainState:
             for rank, text in enumerate(hexes)
         )
 
-    def state_digest(self) -> str:
+    def state_digest(self, instead: Mapping[torch.Tensor, torch.Tensor] | None = None) -> str:
         """One digest of parameters, buffers and optimizer on this rank; equal on all ranks in sync.
-        Not collective.
+        Not collective. `instead`: by tensor, the one whose values count.
         """
-        return digest(sorted(self._tensor_digests().items()))
+        return digest(sorted(self._tensor_digests(instead or {}).items()))
 
     def restore(self, path: Path, commit_sha256: str, finite: str = "all") -> TrainPosition:
         """Restore the checkpoint at `path` bit for bit, RNG last; returns this rank's position.
@@ -387,10 +388,9 @@ class TrainState:
             "host_keys": sorted(host),
         }
 
-    def _tensor_digests(self) -> dict[str, str]:
-        return {
-            source.name: self._digest_of(source.name, source.find()) for source in self.sources()
-        }
+    def _tensor_digests(self, instead: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, str]:
+        live = {source.name: source.find() for source in self.sources()}
+        return {name: self._digest_of(name, instead.get(each, each)) for name, each in live.items()}
 
     def _digest_of(self, name: str, tensor: torch.Tensor) -> str:
         spec = spec_of(name, tensor)
