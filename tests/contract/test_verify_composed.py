@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from ecrl_cli.verify.seal import records_sealed
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
+from tests.runs.changed import configured
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt_metrics import seal
 from tests.runs.spoilt_record import composed
@@ -210,3 +212,12 @@ def test_a_session_takes_up_what_was_composed_for_it(run: RunLayout) -> None:
     refresh_run_config(load(run).stored.config, run)
     assert run.composed.read_text() == "suite_name: other"
     assert list(run.composed_next.iterdir()) == []
+
+
+def test_a_failure_of_a_package_that_is_not_here_is_not_compared_key_by_key(
+    run: RunLayout,
+) -> None:
+    records = load(run)
+    failure = replace(records.stored.config.failure, kind="theirs", steps=(3,))
+    finding = records_consistent(Case(configured(records, failure=failure)))
+    assert "failure.steps" not in "\n".join((finding.message, *finding.evidence))
