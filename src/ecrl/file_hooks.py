@@ -11,7 +11,7 @@ import sys
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ecrl.faults import POINTS, PlannedFailure
-from ecrl.files import FileEvents, events, own, safely, say_trouble
+from ecrl.files import FileEvents, events, own, safely, say_trouble, size_of
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -20,7 +20,7 @@ def _opened(found: FileEvents, args: Any) -> None:
     path, _, flags = args
     if flags & _WRITES:
         if not flags & getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0):
-            emptied = _size(path) if flags & os.O_TRUNC else 0
+            emptied = size_of(path) if flags & os.O_TRUNC else 0
             found.opens(path, append=bool(flags & os.O_APPEND), emptied=emptied)
     elif (
         not flags & getattr(os, "O_DIRECTORY", 0)
@@ -28,14 +28,6 @@ def _opened(found: FileEvents, args: Any) -> None:
         and _is_file(path)
     ):
         found.note("read", path)
-
-
-def _size(path: str) -> int:
-    """Bytes; 0 where there is no file."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _is_file(path: str) -> bool:

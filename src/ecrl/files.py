@@ -44,6 +44,14 @@ def looks_binary(path: str) -> bool:
     return not _TEXT.search(path)
 
 
+def size_of(path: str) -> int:
+    """Bytes; 0 where there is no file."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 class FileEvents:
     """The file events of one process."""
 
@@ -83,7 +91,8 @@ class FileEvents:
         emptied: int = 0,
     ) -> None:
         """A line for an operation on `path` (absolute). `opened`: where and when it was opened, if
-        that counts. `emptied`: bytes that it held when it was opened to be written from the start.
+        that counts. `emptied`: bytes that were there and are gone: of a file opened to be written
+        from its start, of one that a rename replaced.
         """
         found = self.follower()
         after = opened[0] if opened else found.steps if found is not None else 0
@@ -197,7 +206,7 @@ class FileEvents:
         if source in self._open:
             self.closed(source)
         self.inject(target, ("before",))
-        self.note("rename", source, to=target)
+        self.note("rename", source, to=target, emptied=size_of(target))
         found = self.follower()
         entry = (
             found.faults.at_file(self.relative(target), ("empty", "torn", "after"), found.steps)

@@ -142,14 +142,21 @@ def test_what_is_staged_elsewhere_is_seen_when_it_comes(tmp_path: Path) -> None:
 
 def test_what_a_file_held_that_is_written_from_its_start_is_counted(tmp_path: Path) -> None:
     code = """
+        import os
         for mode in ("w", "a", "r+", "w"):
             step()
             with open(out + "/log.csv", mode) as file:
                 file.write("x")
+        open(out + "/new", "w").close()
+        os.replace(out + "/new", out + "/log.csv")
     """
     lines = [line for line in run(tmp_path, code) if line["type"] == "file"]
-    emptied = [line.get("emptied") for line in lines if line["op"] == "write"]
-    assert emptied == [None, None, None, 2]
+    emptied = [
+        line.get("emptied")
+        for line in lines
+        if line["op"] in ("write", "rename") and "log.csv" in (line["path"], line.get("to"))
+    ]
+    assert emptied == [None, None, None, 2, 1]
 
 
 def test_a_file_that_is_written_in_every_step_gets_few_lines(tmp_path: Path) -> None:

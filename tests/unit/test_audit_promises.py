@@ -499,6 +499,52 @@ def test_batches_that_a_loader_gave_in_other_steps_are_no_other_samples(
     )
 
 
+def fetched_ahead(line: dict[str, Any], run: str) -> dict[str, Any]:
+    """As a thread does that shares the loader: in each run another step has the batches."""
+    return line | {"batches": []} if run == "ref2" and line["type"] == "step" else line
+
+
+def cut_anew(line: dict[str, Any], _: str) -> dict[str, Any]:
+    """Each step takes several batches, of which the recorder sees one consumed."""
+    odd = line["type"] == "step" and line["step"] % 2
+    return line | {"batches": []} if odd else line
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("taken", [fetched_ahead, cut_anew])
+def test_batches_that_belong_to_no_step_are_judged_where_they_enter(
+    recorded: Path, taken: Callable[[dict[str, Any], str], dict[str, Any]], other: bool
+) -> None:
+    fed(recorded, lambda line, _: line)
+    for path in recorded.rglob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        edited = [taken(line, path.parent.parent.name) for line in lines]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in edited))
+    wrong = {"entered": [told("other")], "losses": [0.5]} if other else {}
+    change(recorded, 2, lambda line: line | wrong if line["type"] == "step" else line)
+    verdict = judged(recorded)
+    assert verdict.status == ("invalid" if other else "valid"), render(verdict, "audit")
+    (once,) = [finding for finding in verdict.findings if finding.promise == "exactly once"]
+    assert once.message.startswith("the batches of its DataLoader belong to no one step")
+
+
+def test_what_a_restart_numbers_anew_is_known_by_what_enters(recorded: Path) -> None:
+    fed(recorded, lambda line, _: line)
+
+    def skipped(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] == "step":
+            number = line["step"] + 13
+            return line | {"entered": [told("entered", "rank0", number)], "losses": [0.5]}
+        return line | {"ids": ids(line["n"], 0)} if line["type"] == "batch" else line
+
+    change(recorded, 2, skipped, ranks=(0,))
+    (once,) = [f for f in judged(recorded).findings if f.promise == "exactly once"]
+    assert once.message == (
+        "step 13 consumed, under other ids, what was due in step 14 (rank 0, attempt 2): the data"
+        " position was not restored"
+    )
+
+
 def test_an_epoch_that_is_done_again_is_no_other_order_of_the_next(recorded: Path) -> None:
     """Resumed at the end of the first epoch, with its number: the second has another order."""
 

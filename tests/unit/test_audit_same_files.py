@@ -263,6 +263,10 @@ def _retention(*steps: int) -> Leave:
 
 LINES = [json.dumps({"step": step, "loss": 1 / step}) for step in range(1, 9)]
 CSV = ["step,loss,seconds", *(f"{step},{1 / step},0.1" for step in range(1, 8))]
+UPDATES = [
+    "update,epoch,loss,time",
+    *(f"{step},{step // 3},{round(1 / step, 2)},{step}" for step in range(1, 9)),
+]
 NAMES, CELLS = (",".join(f"{word}{n}" for n in range(40)) for word in ("loss_", "0.12"))
 HEALTHY: dict[str, tuple[Leave, Leave]] = {
     "lightning's folders of one version each": (
@@ -283,6 +287,10 @@ HEALTHY: dict[str, tuple[Leave, Leave]] = {
     "a wide csv whose times have more digits": (
         _text(a__csv=f"time,{NAMES},n\n0.5,{CELLS},416"),
         _text(a__csv=f"time,{NAMES},n\n0.54321,{CELLS},416"),
+    ),
+    "steps done twice in a csv whose rows are updates of an epoch": (
+        _text(a__csv="\n".join(UPDATES)),
+        _text(a__csv="\n".join([*UPDATES[:5], "3,1,0.33,9", *UPDATES[4:]])),
     ),
     "csv with a mean that the restart cut": (
         _text(a__csv="\n".join(CSV)),
@@ -363,6 +371,11 @@ BROKEN_TEXTS = {
         _text(a__csv="\n".join(CSV).replace("0.25,0.1", "0.26,0.1").replace(",0.2,", ",0.3,")),
         "a.csv: loss of step 4 is 0.26, in both undisturbed runs 0.25",
     ),
+    "an update of an epoch of several": (
+        _text(a__csv="\n".join(UPDATES)),
+        _text(a__csv="\n".join(UPDATES).replace("0.25", "0.26").replace("0.2,", "0.3,")),
+        "a.csv: loss of update 4, epoch 1 is 0.26, in both undisturbed runs 0.25 (2 values differ)",
+    ),
     "an evaluation": (
         _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.3"),
         _text(a__csv="step,val\n1,3.5\n2,3.4\n3,3.2"),
@@ -385,6 +398,20 @@ def test_a_mean_is_cut_only_by_a_restart_inside_its_steps(after: int | None, cut
     restarts = Restarts(1, () if after is None else (after,), 12)
     differences, aside, _ = differences_of_lines("a.csv", [rows[0]] * 2, rows[1], restarts)
     assert (len(differences), len(aside)) == ((0, 1) if cut else (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("after", "rows", "cut"),
+    [
+        ((3, 7), [0, 1], True),  # one in each epoch of four steps
+        ((3, 7), [0, 2], False),
+        ((3,), [0, 1], False),
+        ((), [0, 1], False),
+        ((), [0, 2], True),
+    ],
+)
+def test_each_restart_cuts_one_mean(after: tuple[int, ...], rows: list[int], cut: bool) -> None:
+    assert Restarts(max(1, len(after)) if after else 2, after, 12).cut(rows, 3) == cut
 
 
 WRITE = {"type": "file", "op": "write", "path": "a.csv", "after_step": 0}

@@ -12,7 +12,7 @@ from tests.house import House, table
 # Of this tree when they were last set, lines to the next thousand, the share to a tenth of a
 # percent. Lower them when a figure falls; one that has to rise needs a reason in its commit.
 LIMITS = {
-    "lines of source": 115_200,
+    "lines of source": 115_350,
     "lines of tests": 100_900,
     "class names with several definitions": 8,
     "vague bindings, %": 4.9,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ecrl_cli.audit.components import BROKEN, compare, judged_arm, unseeded
+from ecrl_cli.audit.components import (
+    BROKEN,
+    by_model_input,
+    compare,
+    judged_arm,
+    unseeded,
+    without_batches,
+)
 from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.lineage import path_of
 from ecrl_cli.audit.progress import ending
@@ -28,6 +35,8 @@ def changed_by_warmth(cold: Sequence[Arm], warm: Arm) -> str:
 
 def steps_apart(one: Arm, other: Arm) -> str:
     """The first step in which two undisturbed runs differ, in words; empty where they are equal."""
+    if by_model_input([one, other]):
+        one, other = without_batches(one), without_batches(other)
     ours, theirs = path_of(other), path_of(one)
     if ours.last != theirs.last:
         return f"{theirs.last} and {plural(ours.last, 'step')}"

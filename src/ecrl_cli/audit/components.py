@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ecrl_cli.audit.lineage import (
     CommittedSteps,
@@ -396,6 +396,38 @@ def _asked_elsewhere(path: CommittedSteps, reference: CommittedSteps) -> bool:
         pairs += [(theirs[rank][1], ours[rank][1]) for rank in ours]
         moved = moved or any(theirs[rank][1].samples != ours[rank][1].samples for rank in ours)
     return moved and all(_trained_alike(one, other) for one, other in pairs)
+
+
+def by_model_input(references: Sequence[Arm]) -> bool:
+    """Whether the batches of the job's DataLoaders belong to no one step, and what enters its model
+    is on record in every step: undisturbed runs differ in them and in nothing else (a thread
+    fetches ahead), or many more are fetched than there are passes (new ones are cut out of them).
+    """
+    runs = [path_of(arm) for arm in references]
+    steps = [step for run in runs for _, _, step in walk(run)]
+    if not steps or not all(step.entered and step.losses and step.optimizers for step in steps):
+        return False
+    first, *others = runs
+    cut_anew = all(
+        process.left_over > max(4, len(process.steps) // 4)
+        for process in references[0].processes
+        if process.steps
+    )
+    return cut_anew or any(_asked_elsewhere(other, first) for other in others)
+
+
+def without_batches(arm: Arm) -> Arm:
+    """`arm`, judged by what enters its model (`by_model_input`)."""
+    return replace(
+        arm,
+        attempts={
+            number: [
+                replace(process, steps=[replace(step, batches=()) for step in process.steps])
+                for process in processes
+            ]
+            for number, processes in arm.attempts.items()
+        },
+    )
 
 
 def _trained_alike(one: Step, other: Step) -> bool:

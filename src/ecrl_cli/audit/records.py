@@ -56,6 +56,9 @@ class Process:
     files: list[dict[str, Any]] = field(default_factory=list)
     # loaders of which one batch a step came and is on no step's account: it was zipped with another
     loaders_beside: int = 0
+    # batches that loaders gave, and of those that are trained on, how many no step consumed
+    given: int = 0
+    left_over: int = 0
     # after which steps a loader that is trained on came to its end
     epochs: list[int] = field(default_factory=list)
     # the same of every loader: which, and after which step
@@ -225,6 +228,7 @@ def read_process(path: Path, attempt: int) -> Process:
             ) from error
     trained_on = {batch.loader for step in process.steps for batch in step.batches}
     process.loaders_beside = _loaders_beside(process, batches, trained_on)
+    process.left_over = sum(batch.loader in trained_on for batch in batches.values())
     process.epochs = [
         after for loader, after in process.ended if loader in trained_on or not trained_on
     ]
@@ -278,6 +282,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         process.versions = {key: str(line.get(key, "")) for key in ("python", "torch")}
     elif kind == "batch":
         batches[count_of(line["n"])] = batch_of(line)
+        process.given += 1
     elif kind == "start":
         process.start = _start(line)
         if "world_size" in line:  # at the first step a process knows its place for certain

@@ -427,10 +427,7 @@ def _means_over_the_restart(
             groups.setdefault((series, within), []).append((index, difference))
     for (series, _), members in groups.items():
         indices = [index for index, _ in members]
-        alone = all(index + 1 not in indices for index in indices)
-        rows = len(_elements(due, series))
-        cut = all(restarts.may_cut(index, rows) for index in indices)
-        if alone and cut and len(indices) <= restarts.number and rows > 2:
+        if restarts.cut(indices, len(_elements(due, series))):
             yield from (difference for _, difference in members)
 
 

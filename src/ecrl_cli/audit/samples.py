@@ -121,17 +121,21 @@ def _steps_of_ranks(places: list[tuple[int, int]]) -> str:
     return f"{steps} of {ranks} ranks" if ranks > 1 else steps
 
 
+def _why_by_inputs(judged: Judged) -> str:
+    if judged.asked_elsewhere:
+        return "its DataLoader gave batches in other steps than in the undisturbed run"
+    if any(process.given for process in judged.arm.processes):
+        return "the batches of its DataLoader belong to no one step"
+    return "the job has no DataLoader"
+
+
 def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
     """Judges a job without a DataLoader, or whose DataLoader tells of other steps, by the tensors
     that entered the model in each step; where these are not on record, by the losses and the
     updates.
     """
     promise, arm = "exactly once", judged.arm.name
-    why = (
-        "its DataLoader gave batches in other steps than in the undisturbed run"
-        if judged.asked_elsewhere
-        else "the job has no DataLoader"
-    )
+    why = _why_by_inputs(judged)
     components = (
         ("model input",)
         if any(step.entered for _, _, step in walk(judged.path))
@@ -151,7 +155,7 @@ def _by_inputs(judged: Judged, reference: Judged) -> ArmFinding:
             # Other inputs may follow from another state (an agent's own actions): `same trajectory`
             # says what differed first.
             said = (
-                f"the job has no DataLoader, and {what} {'differs' if entered else 'differ'} from"
+                f"{why}, and {what} {'differs' if entered else 'differ'} from"
                 f" step {number} on: see same trajectory"
             )
             return ArmFinding(promise, NOT_CHECKED, said, arm, number)
@@ -307,6 +311,10 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
             f"step {number} consumed the first {len(step.samples)} of {len(due)} samples that were"
             f" due {place}: it took fewer batches, or smaller ones, than that step is to have"
         )
+    taken = _renumbered(reference, rank, number, step)
+    if taken is not None:
+        said = f"step {number} consumed, under other ids, what was due in step {taken} {place}"
+        return f"{said}: {MEANING['samples']}"
     until = min((end for end in _ends(reference) if end >= number), default=reference.path.last)
     earlier = _repeated(judged, rank, number)
     again = earlier is not None and _samples_at(judged, rank, number + 1) is not None
@@ -347,6 +355,19 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         f"step {number} consumed other samples than the undisturbed run {place}:"
         f" {lost if shuffled is None else MEANING['samples']}"
     )
+
+
+def _renumbered(reference: Judged, rank: int, number: int, step: Step) -> int | None:
+    """Another step of the undisturbed run in which the same entered the model and whose samples
+    have other ids: a data set that a restart makes of what is left numbers rows anew.
+    """
+    alike = (
+        (other, ranks[rank][1])
+        for other, ranks in reference.path.steps.items()
+        if rank in ranks and other != number and step.entered == ranks[rank][1].entered
+    )
+    other, due = next(alike, (None, step)) if step.entered else (None, step)
+    return None if due.samples == step.samples else other
 
 
 def _samples_at(judged: Judged, rank: int, number: int) -> tuple[str, ...] | None:
@@ -485,7 +506,7 @@ def same_input(judged: Judged, reference: Judged | None) -> ArmFinding:
         said = (
             "no step with known sample ids and input hashes could be compared"
             if any(step.samples for _, _, step in walk(judged.path))
-            else "the job has no DataLoader: exactly once judges what entered its model"
+            else f"{_why_by_inputs(judged)}: exactly once judges what entered its model"
         )
         return ArmFinding(promise, NOT_CHECKED, said, arm)
     return ArmFinding(

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ecrl_cli.audit.file_contents import MAX_LINE
 from ecrl_cli.audit.file_names import is_of_attempt, is_series, is_step
@@ -33,6 +34,19 @@ class Restarts:
     number: int
     after: tuple[int, ...] = ()
     last: int = 0
+
+    def cut(self, places: Sequence[int], rows: int) -> bool:
+        """Whether the values at `places` of `rows` may be means that the restarts cut: one for each
+        at most, and where it is not known what each went on after, none beside another.
+        """
+        known = self.after and not self.last % max(1, rows)
+        apart = all(place + 1 not in places for place in places)
+        return (
+            rows > 2
+            and len(places) <= self.number
+            and (bool(known) or apart)
+            and all(self.may_cut(place, rows) for place in places)
+        )
 
     def may_cut(self, place: int, rows: int) -> bool:
         """Whether a restart fell inside the steps that row `place` of `rows` is about: of rows that
@@ -74,7 +88,9 @@ def differences_of_lines(
             0,
         )
     if path.endswith(_RECORDS):
-        rows = [_rows(path, lines) for lines in (*theirs, ours)]
+        tables = [_table(path, lines) for lines in (*theirs, ours)]
+        keys = _key_columns(tables[:-1])
+        rows = [_by_key(table, keys) for table in tables]
         if all(rows[:-1]) and (rows[-1] or (anew is not None and len(ours) < 2)):
             return _differences_of_rows(rows[:-1], rows[-1], restarts, anew)
     counts = {len(lines) for lines in (*theirs, ours)}
@@ -92,18 +108,51 @@ def _is_subsequence(short: Lines, long: Lines) -> bool:
     return all(line in rest for line in short)
 
 
-def _rows(path: str, lines: Lines) -> dict[tuple[str, ...], Row]:
-    """The rows by their step and epoch (else by their place); of two with the same steps the later
-    counts. Empty if they cannot be read.
+def _table(path: str, lines: Lines) -> list[Row]:
+    """The rows as they stand; empty if they cannot be read."""
+    return _of_json(lines) if path.endswith(("jsonl", "ndjson")) else _of_csv(path, lines)
+
+
+def _key_columns(theirs: Sequence[list[Row]]) -> tuple[str, ...]:
+    """The columns that name a row: of steps and epochs; where several rows have the same ones and
+    say different things, or there are none, one that counts the rows as well. `theirs`: tables of
+    the undisturbed runs.
+    """
+    first = theirs[0]
+    steps = tuple(dict.fromkeys(key for row in first for key in row if is_step(key)))
+    merged: dict[tuple[str, ...], Row] = {}
+    single = bool(steps)
+    for row in first:
+        known = merged.setdefault(tuple(row.get(key, "") for key in steps), {})
+        single = single and all(
+            known.get(key, text) in ("", text) for key, text in row.items() if text
+        )
+        known.update({key: text for key, text in row.items() if text})
+    return steps if single else (*_counting(theirs), *steps)
+
+
+def _counting(theirs: Sequence[list[Row]]) -> tuple[str, ...]:
+    """The first column that is another, larger integer in each row, and the same in all runs."""
+    for key in theirs[0][0] if theirs[0] else ():
+        columns = [[row.get(key, "") for row in rows] for rows in theirs]
+        numbers = [int(text) for text in columns[0] if text.isdecimal()]
+        if (
+            len(numbers) == len(columns[0]) > 1
+            and all(one < other for one, other in pairwise(numbers))
+            and all(column == columns[0] for column in columns)
+        ):
+            return (key,)
+    return ()
+
+
+def _by_key(table: list[Row], keys: tuple[str, ...]) -> dict[tuple[str, ...], Row]:
+    """The rows by their columns `keys` (else by their place); of two with the same keys the later
+    counts, and a row without a value there (evaluation in a row of its own) adds to the one.
     """
     rows: dict[tuple[str, ...], Row] = {}
-    for place, row in enumerate(
-        _of_json(lines) if path.endswith(("jsonl", "ndjson")) else _of_csv(path, lines)
-    ):
-        steps = tuple(f"{key} {row[key]}" for key in row if is_step(key) and row[key])
-        # a row without a value there (evaluation in a row of its own) adds to the one of the same
-        # step
-        merged = rows.setdefault(steps or (f"row {place + 1}",), {})
+    for place, row in enumerate(table):
+        named = tuple(f"{key} {row[key]}" for key in keys if row.get(key))
+        merged = rows.setdefault(named or (f"row {place + 1}",), {})
         merged.update({key: text for key, text in row.items() if text})
     return rows
 
@@ -172,19 +221,13 @@ def _differences_of_rows(
         kept = f"{rows} (attempt {anew} began it anew)"
         differences.append(Difference("", f"{len(first)} rows", kept))
     for column, members in columns.items():
-        places = [place for place, _ in members]
-        alone = (
-            all(place + 1 not in places for place in places)
-            and len(places) <= restarts.number
-            and all(restarts.may_cut(place, len(first)) for place in places)
-            and len(first) > 2
-        )
+        cut = restarts.cut([place for place, _ in members], len(first))
         floats = all(
             _NUMBER.match(text)
             for _, difference in members
             for text in (difference.due, difference.here)
         )
-        if alone and floats and is_series(column):
+        if cut and floats and is_series(column):
             aside.append(f"{members[0][1].key}: {CUT}")
         else:
             differences += [difference for _, difference in members]

@@ -157,6 +157,9 @@ def judge(
     that were to be run; `order`, `anew`: as in `audit.order` and `audit.anew`.
     """
     references, faulted = list(references), list(faulted)
+    if components.by_model_input(references):
+        references = [components.without_batches(arm) for arm in references]
+        faulted = [components.without_batches(arm) for arm in faulted]
     kinds = sorted(
         {
             str(p.start["digest"])
