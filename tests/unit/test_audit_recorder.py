@@ -125,6 +125,7 @@ def test_a_step_that_the_scaler_left_out_is_no_step(recorded: Path) -> None:
     """
     found = process(recorded, "overflow")
     assert [step.samples for step in found.steps] == [("0", "1"), ("4", "5"), ("6", "7")]
+    assert (found.given, found.left_over) == (4, 0)
     lines = [
         json.loads(line)
         for line in (recorded / "overflow" / "attempt-00" / found.path).read_text().splitlines()

@@ -228,7 +228,7 @@ def read_process(path: Path, attempt: int) -> Process:
             ) from error
     trained_on = {batch.loader for step in process.steps for batch in step.batches}
     process.loaders_beside = _loaders_beside(process, batches, trained_on)
-    process.left_over = sum(batch.loader in trained_on for batch in batches.values())
+    process.left_over += sum(batch.loader in trained_on for batch in batches.values())
     process.epochs = [
         after for loader, after in process.ended if loader in trained_on or not trained_on
     ]
@@ -295,6 +295,7 @@ def _take(process: Process, batches: dict[int, Batch], line: dict[str, Any]) -> 
         )
     elif kind == "skip":
         process.skips.append(count_of(line["after_step"]))
+        process.left_over -= sum(number in batches for number in line.get("batches", []))
     elif kind == "trouble":
         process.troubles.append(f"{line.get('what')}: {line.get('error')}")
     else:
