@@ -13,7 +13,7 @@ from tests.house import House, table
 # percent. Lower them when a figure falls; one that has to rise needs a reason in its commit.
 LIMITS = {
     "lines of source": 115_350,
-    "lines of tests": 100_900,
+    "lines of tests": 101_000,
     "class names with several definitions": 8,
     "vague bindings, %": 4.9,
     "modules in import circles": 0,
