@@ -13,7 +13,7 @@ from ecrl_cli.audit.lineage import (
     with_due_samples,
     without_trial_steps,
 )
-from ecrl_cli.audit.records import Arm
+from ecrl_cli.audit.records import Arm, with_steps
 from ecrl_cli.audit.steps import Optimizers, Step
 from ecrl_cli.verify.verdict import NOT_CHECKED as NOT_CHECKED
 from ecrl_cli.verify.verdict import UNKNOWN as UNKNOWN
@@ -405,7 +405,7 @@ def by_model_input(references: Sequence[Arm]) -> bool:
     """
     runs = [path_of(arm) for arm in references]
     steps = [step for run in runs for _, _, step in walk(run)]
-    if not steps or not all(step.entered and step.losses and step.optimizers for step in steps):
+    if not steps or not all(map(_known_by_input, steps)):
         return False
     first, *others = runs
     cut_anew = all(
@@ -418,20 +418,16 @@ def by_model_input(references: Sequence[Arm]) -> bool:
 
 def without_batches(arm: Arm) -> Arm:
     """`arm`, judged by what enters its model (`by_model_input`)."""
-    return replace(
-        arm,
-        attempts={
-            number: [
-                replace(process, steps=[replace(step, batches=()) for step in process.steps])
-                for process in processes
-            ]
-            for number, processes in arm.attempts.items()
-        },
-    )
+    return with_steps(arm, lambda step: replace(step, batches=()))
+
+
+def _known_by_input(step: Step) -> bool:
+    """Whether what entered the model and what followed from it are on record."""
+    return bool(step.entered and step.losses and step.optimizers)
 
 
 def _trained_alike(one: Step, other: Step) -> bool:
-    known = all(step.entered and step.losses and step.optimizers for step in (one, other))
+    known = _known_by_input(one) and _known_by_input(other)
     return known and not set(differing(one, other)) - {"samples", "input", *GENERATORS}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ecrl_cli.audit.records import Arm, Process
+from ecrl_cli.audit.records import Arm, Process, with_steps
 from ecrl_cli.audit.saving import checkpoints, reads
 from ecrl_cli.audit.steps import Optimizers, OptimizerState, Step
 
@@ -323,16 +323,12 @@ def with_due_samples(
 
     if not due:
         return arm, path
-    attempts = {
-        number: [replace(one, steps=[named(step) for step in one.steps]) for one in processes]
-        for number, processes in arm.attempts.items()
-    }
     steps = {
         number: {rank: (attempt, named(step)) for rank, (attempt, step) in ranks.items()}
         for number, ranks in path.steps.items()
     }
     again = [(n, rank, a, named(one), named(other)) for n, rank, a, one, other in path.done_again]
-    return replace(arm, attempts=attempts), replace(path, steps=steps, done_again=again)
+    return with_steps(arm, named), replace(path, steps=steps, done_again=again)
 
 
 def _shortened(process: Process, trial: int) -> Process:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,20 @@ def _planned(fault: Mapping[str, Any]) -> str:
     )
     file, _, how = shortened(str(fault.get("point") or "")).rpartition(":")
     return f"{kind} of rank {rank} at step {step} ({f'{moment}: {file} {how}' if file else moment})"
+
+
+def with_steps(arm: Arm, change: Callable[[Step], Step]) -> Arm:
+    """`arm` with each step of all its processes through `change`."""
+    return replace(
+        arm,
+        attempts={
+            number: [
+                replace(process, steps=[change(step) for step in process.steps])
+                for process in processes
+            ]
+            for number, processes in arm.attempts.items()
+        },
+    )
 
 
 def read_process(path: Path, attempt: int) -> Process:

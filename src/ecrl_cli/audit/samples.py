@@ -317,8 +317,7 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
         return f"{said}: {MEANING['samples']}"
     until = min((end for end in _ends(reference) if end >= number), default=reference.path.last)
     earlier = _repeated(judged, rank, number)
-    again = earlier is not None and _samples_at(judged, rank, number + 1) is not None
-    again = again and _repeated(judged, rank, number + 1) == (earlier or 0) + 1
+    again = earlier is not None and _repeated(judged, rank, number + 1) == earlier + 1
     if not again and until > number and is_order(judged.path, reference.path, number, rank, until):
         said = f"from step {number} to {until} the due samples came in another order {place}"
         return f"{said}: {_shuffle_lost(judged, reference, attempt, rank)}"
@@ -378,7 +377,7 @@ def _samples_at(judged: Judged, rank: int, number: int) -> tuple[str, ...] | Non
 def _repeated(judged: Judged, rank: int, number: int) -> int | None:
     """The first step before `number` that consumed the same samples in the same order."""
     samples = _samples_at(judged, rank, number)
-    steps = (step for step in sorted(judged.path.steps) if step < number)
+    steps = (step for step in sorted(judged.path.steps) if samples and step < number)
     return next((step for step in steps if _samples_at(judged, rank, step) == samples), None)
 
 
