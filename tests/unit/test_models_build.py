@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ecrl_cli.config import registry
 from ecrl_cli.config.schema import MODELS, ModelConfig
 from ecrl_cli.errors import ConfigError
 from ecrl_cli.models import REGISTRY, build
@@ -123,7 +122,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
         return [point for point in points if point.group == group and name in (None, point.name)]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
 
 
 def test_an_installed_model_joins_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -273,15 +273,19 @@ def instants_by_step(lines: Log[RankLine]) -> dict[int, float]:
     return dict(zip(steps_of(lines), instants_of(lines), strict=True))
 
 
-def components_of_lines(lines: Log[RankLine]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The step, and the digests by component, of each line that has some."""
+def components_of_lines(
+    lines: Log[RankLine], steps: Collection[int] | None = None
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The step, and the digests by component, of each line (of `steps`) that has some."""
     columns = rank_columns(lines)
     if columns is None:
         for line in lines.events:
-            if line.components:
+            if line.components and (steps is None or line.global_step in steps):
                 yield line.global_step, line.components
         return
-    for row, _, components in columns.digested(0, len(columns)):
+    logged = columns.global_step[columns.digest_rows]
+    chosen = slice(None) if steps is None else np.isin(logged, list(steps))
+    for row, _, components in columns.digested(chosen):
         yield int(columns.global_step[row]), components
 
 
@@ -346,7 +350,7 @@ def mean_losses(records: RunRecords, path: Lineage) -> dict[int, float | None]:
     whole = _losses_at_once(records, path)
     if whole is None:
         whole = ((step, tuple(ranks.values())) for step, ranks in losses(records, path).items())
-    return dict(sorted((step, _mean(values)) for step, values in whole))
+    return {step: _mean(values) for step, values in whole}
 
 
 def _losses_at_once(

@@ -99,11 +99,12 @@ class RankColumns:
         start = min(max(after + 1 - first, 0), len(self))
         return slice(start, max(start, min(until + 1 - first, len(self))))
 
-    def digested(self, start: int, stop: int) -> Iterator[tuple[int, str, dict[str, str]]]:
-        """The place, the digest of the state and those by component of each line from `start` to
-        before `stop` that has digests.
+    def digested(
+        self, rows: slice | npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[int, str, dict[str, str]]]:
+        """The place, the digest of the state and those by component of lines that have digests:
+        `rows` of `digest_rows`.
         """
-        rows = slice(*np.searchsorted(self.digest_rows, (start, stop)))
         parts = _grouped(_hex(self.components[rows]), len(RANK_COMPONENTS))
         components = (dict(zip(RANK_COMPONENTS, digests, strict=True)) for digests in parts)
         return zip(
@@ -111,8 +112,9 @@ class RankColumns:
         )
 
     def lines(self, start: int, stop: int) -> Sequence[RankLine]:
-        digested = {row - start: digests for row, *digests in self.digested(start, stop)}
         part = slice(start, stop)
+        rows = slice(*np.searchsorted(self.digest_rows, (start, stop)))
+        digested = {row - start: digests for row, *digests in self.digested(rows)}
         none = [None] * (stop - start)
         columns = (
             self.global_step[part].tolist(),

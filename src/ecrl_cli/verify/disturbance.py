@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
+from operator import eq
 
 from ecrl_cli.errors import plural
 from ecrl_cli.failures.plan import plan
@@ -93,8 +94,7 @@ def _gap(records: RunRecords, attempts: tuple[Attempt, ...]) -> str:
             )
     for a in attempts:
         for rank, lines in records.logs(a.attempt).ranks.items():
-            steps, first = steps_of(lines), a.resumed_from_step + 1
-            if list(steps) != list(range(first, first + len(steps))):
+            if not all(map(eq, steps_of(lines), count(a.resumed_from_step + 1))):
                 return (
                     f"the log of rank {rank} in attempt {a.attempt} does not go from step to step"
                 )

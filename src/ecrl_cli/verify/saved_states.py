@@ -38,12 +38,9 @@ def check_saved_states(case: Case, notes: FindingBuilder) -> int:
         for c in case.disk
         if c.report.ok and c.report.manifest
     }
-    logged = _logged(case.run)
-    return sum(
-        _check_line(case, line, stored, logged, notes)
-        for line in _committed(case.run)
-        if not _refused(case, line)
-    )
+    lines = [line for line in _committed(case.run) if not _refused(case, line)]
+    logged = _logged(case.run, {(line.attempt, line.global_step) for line in lines})
+    return sum(_check_line(case, line, stored, logged, notes) for line in lines)
 
 
 def _check_line(
@@ -103,11 +100,11 @@ def differing_saves(case: Case, reference: RunRecords, theirs: Lineage, claimed:
     """The first committed state of the first `claimed` steps that differs from what the reference
     committed, or its ranks logged, after the same step, as text; empty if none does.
     """
-    others, logged = _saved(reference, theirs), _logged(reference)
-    for step, saved in sorted(_saved(case.run, case.path).items()):
-        done = theirs.of(step)
-        if step > claimed or done is None:
-            continue
+    others, ours = _saved(reference, theirs), _saved(case.run, case.path)
+    doers = {step: done for step in ours if step <= claimed and (done := theirs.of(step))}
+    logged = _logged(reference, {(done.attempt, step) for step, done in doers.items()})
+    for step, done in sorted(doers.items()):
+        saved = ours[step]
         names = _differing(saved, others.get(step, {}))
         due = due_on_ranks(saved)
         for rank, held in logged.get((done.attempt, step), {}).items():
@@ -135,12 +132,15 @@ def _committed(run: RunRecords) -> Iterator[CheckpointLine]:
     return (line for line in checkpoint_events(run) if line.event == "committed")
 
 
-def _logged(run: RunRecords) -> Logged:
-    """By attempt and step, and by rank, the digests that were logged; only those that were."""
+def _logged(run: RunRecords, saves: set[tuple[int, int]]) -> Logged:
+    """By attempt and step (of `saves`), and by rank, the digests that were logged; only those that
+    were.
+    """
     found: Logged = {}
     for logs in run.attempt_logs:
+        steps = {step for attempt, step in saves if attempt == logs.attempt}
         for rank, lines in sorted(logs.ranks.items()):
-            for step, components in components_of_lines(lines):
+            for step, components in components_of_lines(lines, steps):
                 found.setdefault((logs.attempt, step), {})[rank] = components
     return found
 

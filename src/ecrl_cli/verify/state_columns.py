@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -111,6 +111,20 @@ def _components(part: Part) -> Digests:
 
 def _entries(columns: RankColumns, rows: slice) -> slice:
     return slice(*np.searchsorted(columns.digest_rows, (rows.start, rows.stop)).tolist())
+
+
+def generators_apart(ranks: Mapping[int, Log[RankLine]]) -> bool:
+    """Whether no two lines of one step have the same digest of the generators. False also where a
+    log has no columns.
+    """
+    logs = [columns for lines in ranks.values() if (columns := rank_columns(lines)) is not None]
+    if len(logs) < len(ranks) or not logs:
+        return False
+    steps = np.concatenate([columns.global_step[columns.digest_rows] for columns in logs])
+    own = np.concatenate([columns.components[:, RANK_COMPONENTS.index("rng")] for columns in logs])
+    order = np.lexsort((*own.T, steps))
+    steps, own = steps[order], own[order]
+    return not ((steps[1:] == steps[:-1]) & (own[1:] == own[:-1]).all(axis=1)).any()
 
 
 def rates_as_due(config: RunConfig, columns: RankColumns, tolerance: float) -> bool:

@@ -34,6 +34,7 @@ from ecrl_cli.verify.saved_states import check_saved_states
 from ecrl_cli.verify.state_columns import (
     always_updated,
     digests_as_due,
+    generators_apart,
     has_step_of,
     paired_digests,
     steps_agreed,
@@ -130,9 +131,13 @@ def _check_own_generators(case: Case, notes: FindingBuilder) -> None:
 
 
 def _generators(logs: AttemptRecords) -> Iterator[tuple[int, int, str]]:
-    """Rank, step and digest of the generators, wherever an attempt recorded them."""
+    """Rank, step and digest of the generators, wherever an attempt recorded them; where all its
+    lines differ, only after the steps of which it restored some.
+    """
+    resumed = {state.global_step for state in logs.restored.values()}
+    steps = resumed if generators_apart(logs.ranks) else None
     for rank, lines in logs.ranks.items():
-        for step, components in components_of_lines(lines):
+        for step, components in components_of_lines(lines, steps):
             if "rng" in components:
                 yield rank, step, components["rng"]
     for rank, restored in logs.restored.items():

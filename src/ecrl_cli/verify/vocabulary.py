@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -133,13 +134,19 @@ def _of_line(line: RankLine) -> Iterator[str]:
         yield f"step {line.global_step} has a number that cannot be"
 
 
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass; of anything else none."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+
+
 def _bad_numbers(record: Any, name: str = "") -> Iterator[str]:
     """The numbers of a record that are not finite, or negative where they must not be, by field
     name.
     """
-    if is_dataclass(record):
-        for each in fields(record):
-            yield from _bad_numbers(getattr(record, each.name), each.name)
+    if names := _names_of(record.__class__):
+        for field_name in names:
+            yield from _bad_numbers(getattr(record, field_name), field_name)
     elif isinstance(record, tuple):
         for item in record:
             yield from _bad_numbers(item, name)
