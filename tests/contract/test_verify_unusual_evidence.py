@@ -280,7 +280,7 @@ def test_a_fold_that_is_wrong_does_not_confirm_itself(
     layout = copied(sweep, "blk", tmp_path)
     right = metrics_cache.metrics_document(load(layout))
     assert records_consistent(Case(load(layout))).status == VALID
-    monkeypatch.setattr(metrics_cache, "metrics_document", lambda run: right | {name: wrong})
+    monkeypatch.setattr(metrics_cache, "metrics_document", lambda *_: right | {name: wrong})
     layout.metrics.write_text(json.dumps(right | {name: wrong}))
     assert_said(
         records_consistent(Case(load(layout))),
@@ -296,7 +296,7 @@ def test_checkpoints_are_counted_again_by_how_they_ended(
     layout = copied(sweep, "blk", tmp_path)
     right = metrics_cache.metrics_document(load(layout))
     wrong = right | {"checkpoints": right["checkpoints"] | {name: 3}}
-    monkeypatch.setattr(metrics_cache, "metrics_document", lambda run: wrong)
+    monkeypatch.setattr(metrics_cache, "metrics_document", lambda *_: wrong)
     layout.metrics.write_text(json.dumps(wrong))
     there = {"submitted": 4, "committed": 4, "failed": 0, "lost": 0}[name]
     assert_said(
