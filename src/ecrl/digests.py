@@ -159,8 +159,7 @@ def without_values(value: Any) -> bool:
     """Whether a tensor has a shape and no elements: on the meta device, or a stand-in of a dry run
     (FakeTensorMode). Operations and memory are counted with such.
     """
-    device = getattr(getattr(value, "device", None), "type", "")
-    return device == "meta" or type(value).__name__ == "FakeTensor"
+    return getattr(value, "is_meta", False) or type(value).__name__ == "FakeTensor"
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[Tuple[str, Any]]:
@@ -216,8 +215,10 @@ def rows(leaves: List[Tuple[str, Any]]) -> Optional[List[str]]:
     ]
 
 
+GENERATORS = ("rng", "rng_python", "rng_numpy")
 # the last state of each generator, and its digest: few change in every step
 _known: Dict[str, Tuple[bytes, str]] = {}
+_last: Tuple[List[bytes], Dict[str, str]] = ([], {})  # of all of them
 _python_state: Optional[Callable[[], bytes]] = None
 _numpy_state: Optional[Callable[[], bytes]] = None
 
@@ -226,7 +227,7 @@ def generators() -> Dict[str, str]:
     """Digests of this process's generators: `rng`: torch's on the CPU and on each CUDA device in
     use; `rng_python`; `rng_numpy`.
     """
-    global _python_state, _numpy_state
+    global _last, _python_state, _numpy_state
     torch = sys.modules["torch"]
     torch_state = torch.default_generator.get_state().numpy().tobytes()
     if torch.cuda.is_initialized():
@@ -235,25 +236,26 @@ def generators() -> Dict[str, str]:
         )
     if _python_state is None:
         _python_state = _reader_of_python()
-    found = {
-        "rng": _of_state("rng", torch_state),
-        "rng_python": _of_state("rng_python", _python_state()),
-    }
+    states = [torch_state, _python_state()]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if _numpy_state is None:
             _numpy_state = _reader_of_numpy(numpy)
-        found["rng_numpy"] = _of_state("rng_numpy", _numpy_state())
-    return found
+        states.append(_numpy_state())
+    if states != _last[0]:
+        _last = states, dict(_of_state(*each) for each in enumerate(states))
+    return _last[1]
 
 
-def _of_state(name: str, state: bytes) -> str:
+def _of_state(place: int, state: bytes) -> Tuple[str, str]:
+    """The name of the generator at `place` of GENERATORS, and the digest of its state."""
+    name = GENERATORS[place]
     known = _known.get(name)
     if known is None or known[0] != state:
         digest = _new()
         digest.update(state)
         known = _known[name] = (state, str(digest.hexdigest()))
-    return known[1]
+    return name, known[1]
 
 
 # Python and numpy take 10 to 40 us to hand out the state of their Mersenne twister, which is 2.5 KB
@@ -348,9 +350,10 @@ def settings(optimizers: Iterable[Any]) -> str:
     values: List[Any] = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            for key, value in group.items():
-                if key != "params":  # which must not be kept alive from here
-                    values += (key, value)
+            held = dict(group)
+            held.pop("params", None)  # which must not be kept alive from here
+            values += held
+            values += held.values()
     if last[1] and len(values) == len(last[0]) and all(map(operator.is_, values, last[0])):
         return last[1]
     digest = of_named(

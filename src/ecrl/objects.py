@@ -73,8 +73,9 @@ class OptimizerSet:
         """Whether it was new. An optimizer is added when it is constructed, or, where that was not
         seen (a copy), when it steps first. `collect`: one that it replaces and that lies in a cycle
         would stay for as long as chance has it: garbage is collected."""
-        if any(known.reference() is optimizer for known in self._known):
-            return False
+        for known in self._known:
+            if known.reference() is optimizer:
+                return False
         if collect:
             gc.collect()
         self._known = [known for known in self._known if known.reference() is not None]
@@ -95,6 +96,12 @@ class OptimizerSet:
 
     def _named(self) -> Iterator[Tuple[str, KnownOptimizer, Any]]:
         """Name, record and optimizer of those that the job still holds and that have parameters."""
+        if len(self._known) == 1:
+            known = self._known[0]
+            optimizer = known.reference()
+            if optimizer is not None and optimizer.param_groups:
+                yield known.kind, known, optimizer
+            return
         held = [(known, known.reference()) for known in self._known]
         held = [
             (known, optimizer)

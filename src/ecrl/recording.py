@@ -37,6 +37,11 @@ MAX_IDS = 1_000_000  # of one batch: more are not written out
 _current: Optional["Recording"] = None
 
 
+# CPython's dictionary below `os.environ`, which decodes a value anew, several times a step
+_variables: Any = getattr(os.environ, "_data", os.environ)
+_key = FOLDER if _variables is os.environ else os.environ.encodekey(FOLDER)
+
+
 def _encoder() -> Callable[[Any], str]:
     """Encodes like `json.dumps` with these separators, which makes an encoder anew for each line;
     CPython's own is kept where it is to be had.
@@ -62,11 +67,12 @@ _encode = _encoder()
 def current() -> Optional["Recording"]:
     """The recording of this process; None where ECRL_RECORD names no folder."""
     global _current
-    folder = os.environ.get(FOLDER)
+    folder = _variables.get(_key)
     if not folder:
         return None
-    if _current is None or _current.pid != os.getpid() or _current.folder != folder:
-        _current = Recording(folder)
+    if _current is None or _current.pid != os.getpid() or _current.named != folder:
+        _current = Recording(os.fsdecode(folder))
+        _current.named = folder
     return _current
 
 
@@ -139,6 +145,7 @@ class Recording:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.pid = folder, os.getpid()
+        self.named: Any = folder  # as the environment has it
         self.attempt = attempt_number()
         self.broken = False
         self.seen = False  # the hooks see the steps of this process, and digest its state

@@ -500,7 +500,7 @@ def consumed_from(queue: Deque[Any], moved: bool) -> int:
 
 
 def on_device(loss: Any) -> bool:
-    return getattr(getattr(loss, "device", None), "type", "cpu") != "cpu"
+    return not getattr(loss, "is_cpu", True)
 
 
 def as_number(loss: Any) -> Any:

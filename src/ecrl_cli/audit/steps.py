@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ecrl.digests import GENERATORS
+
 MAX_STEP = 10**9
 MAX_SECONDS = 1e9
 MAX_TEXT = 4096  # characters of a path, a digest, the name of a call
 MAX_OBJECTS = 4096  # optimizers of one process
-GENERATORS = ("rng", "rng_python", "rng_numpy")
 DIGESTS = ("params", "buffers", "optimizer", "settings", *GENERATORS)
 # the name under which a record without objects keeps the state of all optimizers together
 WHOLE = ""

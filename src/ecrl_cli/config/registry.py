@@ -75,16 +75,17 @@ class Registry:
         """The code that `name` stands for, "module:attribute". ConfigError if it is unknown."""
         if name in self.builtin:
             return self.builtin[name]
-        for point in _installed(self.group, name):
-            return point.value
+        for point in _installed(self.group):
+            if point.name == name:
+                return point.value
         raise unknown(self.kind, name, self.names())
 
 
-def _installed(group: str, name: str | None = None) -> Iterable[EntryPoint]:
-    """What installed packages register as `group`, under `name` if given."""
+def _installed(group: str) -> Iterable[EntryPoint]:
+    """The entry points of installed packages in `group`."""
     from importlib.metadata import entry_points  # takes a twentieth of the start of `ecrl verify`
 
-    return entry_points(group=group) if name is None else entry_points(group=group, name=name)
+    return entry_points(group=group)
 
 
 class Variant(Protocol):

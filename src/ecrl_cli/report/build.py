@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 
 from ecrl_cli.errors import EvidenceMissing, StorageError
@@ -143,42 +142,15 @@ def contents(
     from ecrl_cli.report.figures.runs import run_pictures
     from ecrl_cli.report.figures.studies import study_pictures
 
-    written = cache(partial(_written, comparison, studies, diff))
-
-    def beside() -> None:
-        load_templates()
-        written()
-
-    figures = Figures(
-        run_pictures(comparison, beside),
-        {study.ident: study_pictures(study) for study in studies},
-    )
-    summary, published, tables = written()
-    files = picture_files(figures.every) | tables
-    of_studies = [
-        markdown_study(study, [picture.name for picture in figures.studies[study.ident]])
-        for study in studies
-    ]
-    of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs], studies)
-    files["report.md"] = "\n".join([of_runs, *of_studies]).encode(errors="replace")
-    files["index.html"] = render(
-        comparison, studies, summary, figures, sections(comparison, published, diff)
-    ).encode(errors="replace")
-    return {
-        name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data
-        for name, data in files.items()
-    }
-
-
-def _written(
-    comparison: Comparison, studies: Sequence[StudyResult], diff: SweepDiff | None
-) -> tuple[ReportSummary, Publication | None, dict[str, bytes]]:
-    """The summary, the publication's tables, and the files that show no figure."""
     published: Publication | None = (
         replication().publication(comparison.without_references) if comparison.runs else None
     )
+    figures = Figures(
+        run_pictures(comparison, load_templates),
+        {study.ident: study_pictures(study) for study in studies},
+    )
     summary = _summary(comparison, studies)
-    files = dict[str, bytes]()
+    files = picture_files(figures.every)
     if comparison.runs:
         files |= {name: csv_of(records_table(rows(comparison))) for name, rows in CSV_FILES.items()}
     if chosen_by := checkpointers_table(comparison, studies):
@@ -193,7 +165,19 @@ def _written(
     document |= {"studies": [study_document(study) for study in studies]} if studies else {}
     document |= {"against": against_document(diff)} if diff else {}
     files["report.json"] = (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()
-    return summary, published, files
+    of_studies = [
+        markdown_study(study, [picture.name for picture in figures.studies[study.ident]])
+        for study in studies
+    ]
+    of_runs = markdown(comparison, summary, [picture.name for picture in figures.runs], studies)
+    files["report.md"] = "\n".join([of_runs, *of_studies]).encode(errors="replace")
+    files["index.html"] = render(
+        comparison, studies, summary, figures, sections(comparison, published, diff)
+    ).encode(errors="replace")
+    return {
+        name: harmless(data.decode()).encode() if name.endswith((".md", ".html")) else data
+        for name, data in files.items()
+    }
 
 
 def _summary(comparison: Comparison, studies: Sequence[StudyResult]) -> ReportSummary:

@@ -133,9 +133,7 @@ def _committed(run: RunRecords) -> Iterator[CheckpointLine]:
 
 
 def _logged(run: RunRecords, saves: set[tuple[int, int]]) -> Logged:
-    """By attempt and step (of `saves`), and by rank, the digests that were logged; only those that
-    were.
-    """
+    """By attempt and step (of `saves`), and by rank, the digests that were logged."""
     found: Logged = {}
     for logs in run.attempt_logs:
         steps = {step for attempt, step in saves if attempt == logs.attempt}
