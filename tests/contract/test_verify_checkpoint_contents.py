@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from ecrl_cli.checkpoint.store.integrity import IntegrityConfig, IntegrityReport, verify_checkpoint
 from ecrl_cli.config.schema import RunConfig
 from ecrl_cli.history.load import load
 from ecrl_cli.records.events import CheckpointLine
@@ -22,6 +24,7 @@ from ecrl_cli.verify.checkpoint_lines import _check_count
 from ecrl_cli.verify.train_state import check_documents
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
+from tests.runs.sentence import assert_said
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "v0.2.0.tar.xz"
 Keys = dict[str, Any]
@@ -110,6 +113,11 @@ OTHERWISE: dict[str, tuple[Keys, str, str]] = {
         "was saved without CUDA generators, config.json has device=cuda",
     ),
     "a CPU": ({"device": "cpu"}, VALID, ""),
+    "files that only torch.save can read": (
+        {"checkpoint": {"strategy": "torch_save", "layout": "single"}},
+        VALID,
+        "",
+    ),
 }
 
 
@@ -136,11 +144,20 @@ def test_a_commit_is_signed_where_a_key_is_configured(
     assert record is not None
     record = replace(record, sessions=record.sessions[:1] * sessions)
     finding = judged(case.beside(run=replace(case.run, supervisor=record)))
-    assert finding.status == status
-    assert (
-        "the commit of checkpoints/step_00000021 is not signed, config.json names a key for it"
-        in finding.message
-    )
+    text = "the commit of checkpoints/step_00000021 is not signed, config.json names a key for it"
+    assert_said(finding, status, text)
+
+
+def test_a_commit_is_not_signed_where_no_key_is_configured(cases: dict[str, Case]) -> None:
+    def signed(path: Path, config: IntegrityConfig) -> IntegrityReport:
+        report = verify_checkpoint(path, config)
+        assert report.commit is not None
+        return replace(report, commit=replace(report.commit, hmac_sha256="0" * 64))
+
+    with patch("ecrl_cli.verify.disk_state.verify_checkpoint", signed):
+        finding = judged(Case(cases["overlapped"].run))
+    text = "the commit of checkpoints/step_00000021 is signed, config.json names no key for it"
+    assert_said(finding, UNKNOWN, text)
 
 
 def first_group(case: Case) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import WALL, build_blk
 from tests.runs.changed import attempts, configured, left, logged, ordered, sessions, supervised
 from tests.runs.faulted import FAILED, FULL, build_faulted
+from tests.runs.sentence import assert_said, told
 
 Faults = Callable[[RunRecords], RunRecords]
 
@@ -57,11 +58,6 @@ def fault_fired(found: RunRecords, index: int, **changes: object) -> RunRecords:
 
 def judged(found: RunRecords) -> Finding:
     return failures_once(Case(found))
-
-
-def assert_said(finding: Finding, status: str, words: str) -> None:
-    assert finding.status == status, finding
-    assert any(words in text for text in (finding.message, *finding.evidence)), finding
 
 
 def by_the_clock(found: RunRecords, early_s: float) -> RunRecords:
@@ -266,7 +262,7 @@ def test_who_hits_the_supervisor_may_be_ended_first_by_a_death_at_the_same_time(
             planned(replace(blk, fired=(first, beside)), "kill@9:1", f"{kind}@9:0"), 0, signals=()
         )
     )
-    assert any(words in text for text in (finding.message, *finding.evidence)) is owed, finding
+    assert told(finding, words) is owed, finding
     # one of an earlier instant also fired before its step was logged
     assert finding.status == (INVALID if apart_s else VALID)
 
@@ -316,7 +312,7 @@ def test_an_attempt_that_was_stopped_before_its_death_was_noticed(
 ) -> None:
     finding = judged(stopped(blk, signals, last))
     assert finding.status == (INVALID if words else VALID), finding
-    assert any(words in text for text in (finding.message, *finding.evidence)), finding
+    assert told(finding, words), finding
 
 
 def test_a_victim_without_a_log_is_missed(blk: RunRecords) -> None:
@@ -355,10 +351,7 @@ def test_instants_of_one_machine_alone_are_compared(
     )
     finding = judged(shifted)
     assert finding.status == (INVALID if apart else VALID), finding
-    assert (
-        any("s after attempt 0 was over" in text for text in (finding.message, *finding.evidence))
-        == apart
-    ), finding
+    assert told(finding, "s after attempt 0 was over") == apart, finding
 
 
 @pytest.mark.parametrize(
@@ -375,7 +368,7 @@ def test_an_attempt_that_dies_as_another_did_dies_of_it_again(
     found = attempts(planned(replace(found, fired=found.fired[:1]), "kill@9:1"), 1, **changes)
     words = "entry 0 fired in attempt 0 and attempt 1 died of it again"
     finding = judged(found)
-    assert any(words in text for text in (finding.message, *finding.evidence)) == again, finding
+    assert told(finding, words) == again, finding
     assert finding.status == (INVALID if again else VALID), finding
 
 
@@ -400,6 +393,4 @@ def test_a_failure_of_a_save_that_the_ranks_wait_for_lies_between_their_lines(
     FAILED(run)
     found = load(run)
     finding = judged(fault_fired(found, FULL, at=found.fired[FULL].at + shift_s))
-    assert finding.status == (INVALID if words else VALID) and any(
-        words in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status == (INVALID if words else VALID) and told(finding, words), finding

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from ecrl_cli.checkpoint.format.canonical_json import canonical_json
 from ecrl_cli.history.lineage import lineage
 from ecrl_cli.history.load import load
 from ecrl_cli.records.layout import RunLayout
@@ -21,6 +23,7 @@ from ecrl_cli.verify.state_consistent import _check_own_generators, state_consis
 from ecrl_cli.verify.verdict import (
     INVALID,
     NOT_CHECKED,
+    UNKNOWN,
     VALID,
     Finding,
     FindingBuilder,
@@ -29,8 +32,10 @@ from ecrl_cli.verify.verdict import (
 )
 from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
-from tests.runs.builder import build_blk, config_of
+from tests.runs.builder import build_blk, build_ref, config_of
+from tests.runs.changed import configured
 from tests.runs.columns import in_columns, in_memory
+from tests.runs.sentence import assert_said
 from tests.runs.spoil import edit_json, edit_lines, line_at
 from tests.runs.spoilt_states import (
     SPOILT_AUTO,
@@ -84,17 +89,24 @@ def test_a_spoilt_state_is_named(sweep: Path, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("step", "told_of"), [(6, 6), (18, 18), (24, 0)])
+@pytest.mark.parametrize(
+    ("step", "part", "ended_at", "told_of"),
+    [
+        *((6, "optimizer", (), 6), (18, "optimizer", (12,), 18), (24, "optimizer", (), 0)),
+        *((6, "train", (), 6), (6, "train", (12,), 0)),
+    ],
+)
 def test_what_was_committed_is_held_against_the_reference(
-    sweep: Path, step: int, told_of: int
+    sweep: Path, step: int, part: str, ended_at: tuple[int, ...], told_of: int
 ) -> None:
-    """Up to step 18, after which nothing is claimed here."""
+    """Up to step 18, after which nothing is claimed here. A reference that was continued after
+    `ended_at` has another schedule.
+    """
     layout = RunLayout(sweep / "blk")
-    committed(step, {6: 0, 18: 1, 24: 2}[step], lambda state: state | {"optimizer": "0" * 64})(
-        layout
-    )
-    case, reference = Case(load(layout)), load(RunLayout(sweep / "ref"))
-    text = f"what was committed of step {told_of} differs in optimizer" if told_of else ""
+    committed(step, {6: 0, 18: 1, 24: 2}[step], lambda state: state | {part: "0" * 64})(layout)
+    case = Case(load(layout))
+    reference = configured(load(RunLayout(sweep / "ref")), continued_at=ended_at)
+    text = f"what was committed of step {told_of} differs in {part}" if told_of else ""
     assert differing_saves(case, reference, lineage(reference), 18) == text
 
 
@@ -185,6 +197,27 @@ def test_two_runs_whose_train_json_differ_do_not_end_alike(tmp_path: Path) -> No
         finding.status == INVALID
         and "train.json of the checkpoints of step 24 differs in scheduler" in told(finding)
     ), finding
+
+
+@pytest.mark.parametrize(
+    ("text", "promise", "status", "words"),
+    [
+        (b"[]", "records-consistent", UNKNOWN, "step_00000012 holds no line chain"),
+        (b"{", "no-acknowledged-loss", INVALID, "step 12 was committed and the integrity check"),
+    ],
+)
+def test_a_train_json_that_is_no_document_is_told(
+    tmp_path: Path, text: bytes, promise: str, status: str, words: str
+) -> None:
+    """Of an earlier version; its hash is right, and the rest of the checkpoint is compared."""
+    build_ref(tmp_path)
+    with patch(
+        "tests.runs.builder.canonical_json",
+        lambda document: text if document["global_step"] == 12 else canonical_json(document),
+    ):
+        verdict = verify_run(build_blk(tmp_path).root, tmp_path / "ref")
+    assert_said(found(verdict, promise), status, words)
+    assert found(verdict, "same-trajectory").status == VALID
 
 
 def test_ranks_whose_buffers_the_strategy_makes_equal_must_end_with_equal_ones(sweep: Path) -> None:

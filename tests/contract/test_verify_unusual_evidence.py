@@ -88,7 +88,7 @@ from tests.runs.changed import (
     ordered,
     supervised,
 )
-from tests.runs.sentence import told
+from tests.runs.sentence import assert_said, told
 from tests.runs.spoilt_clocks import refold
 from tests.runs.spoilt_states import build_states
 from tests.runs.survived import build_lossy
@@ -110,10 +110,6 @@ def read(sweep: Path, name: str) -> RunRecords:
 
 def copied(sweep: Path, name: str, folder: Path) -> RunLayout:
     return RunLayout(Path(shutil.copytree(sweep / name, folder / name, symlinks=True)))
-
-
-def assert_said(finding: Finding, status: str, words: str = "") -> None:
-    assert finding.status == status and told(finding, words), finding
 
 
 # The trajectory
@@ -911,9 +907,7 @@ def test_of_checkpoints_that_another_wrote_it_is_said_how_far_they_were_looked_a
         resumed, "2 resumed from the newest that was committed and loaded, 0 refused"
     ), resumed
     loss = no_acknowledged_loss(Case(records))
-    assert loss.status == NOT_CHECKED and told(
-        loss, "committed checkpoints are there with as many bytes as recorded"
-    ), loss
+    assert_said(loss, NOT_CHECKED, "committed checkpoints are there with as many bytes as recorded")
     (records.layout.checkpoints / "step_00000024" / "state.pt").write_bytes(b"ab")
     loss = no_acknowledged_loss(Case(records))
     assert loss.status == (INVALID if durable else NOT_CHECKED), loss
@@ -921,6 +915,9 @@ def test_of_checkpoints_that_another_wrote_it_is_said_how_far_they_were_looked_a
         told(loss, "step 24 was committed with 3 bytes, there are 2")
         and told(loss, "; 1 lost, ") != durable
     ), loss
+    folder = records.layout.checkpoints
+    (folder / "step_00000018").rename(folder / ".rejected_step_00000018.0badcafe")
+    assert [(aside.step, aside.report.ok) for aside in quarantined(records)] == [(18, True)]
 
 
 def test_checkpoints_of_another_user_are_judged_like_ones_own(

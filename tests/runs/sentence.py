@@ -38,6 +38,10 @@ def told(finding: Finding, words: str) -> bool:
     return any(words in text for text in (finding.message, *finding.evidence))
 
 
+def assert_said(finding: Finding, status: str, words: str = "") -> None:
+    assert finding.status == status and told(finding, words), finding
+
+
 @dataclass
 class Judged:
     """`blk`: killed after steps 9 and 20, resumed from 6 and from 18. `states`: the same, with the

@@ -13,12 +13,9 @@ from ecrl_cli.checkpoint.format.canonical_json import canonical_json, parse
 from ecrl_cli.checkpoint.format.manifest import MAX_COMMIT, read_commit
 from ecrl_cli.checkpoint.format.names import COMMIT, REJECTED_PREFIX, STEP_NAME
 from ecrl_cli.checkpoint.store.integrity import (
-    CheckpointRejected,
     IntegrityConfig,
     IntegrityReport,
-    OpenCheckpoint,
     examine_step,
-    opened,
     verify_checkpoint,
 )
 from ecrl_cli.checkpoint.store.step_metadata import size_of
@@ -70,24 +67,20 @@ def on_disk(records: RunRecords, *, contents: bool = True) -> tuple[StoredCheckp
     config = integrity_config(records, contents)
     found = []
     for path in paths:
-        report, content = verify_checkpoint(path, config), OpenCheckpoint()
-        if config.checkpointer:
-            train = parse(report.train) if report.ok else {}
-        else:
-            train = _train_document(records, path.name, content) if report.ok else {}
-        previous = content.commit.prev_commit_sha256 if content.commit else None
+        report = verify_checkpoint(path, config)
+        commit = report.commit if report.ok else None
         size = size_of(path) if config.checkpointer else None
-        if not (report.ok and train):
+        if not report.ok:
             _check_still_there(records, path)
         found.append(
             StoredCheckpoint(
                 records.layout.relative(path),
                 int(path.name[5:13]),
                 report,
-                train,
-                previous,
+                _train_document(report) if report.ok else {},
+                commit.prev_commit_sha256 if commit else None,
                 size,
-                content.commit is not None and content.commit.hmac_sha256 is not None,
+                commit is not None and commit.hmac_sha256 is not None,
             )
         )
     return tuple(found)
@@ -149,18 +142,13 @@ def integrity_config(records: RunRecords, contents: bool) -> IntegrityConfig:
     )
 
 
-def _train_document(records: RunRecords, name: str, content: OpenCheckpoint) -> dict[str, Any]:
+def _train_document(report: IntegrityReport) -> dict[str, Any]:
+    """train.json; empty if it is no document, which only the check of the contents refuses."""
     try:
-        with opened(
-            records.layout.checkpoints / name,
-            integrity_config(records, contents=False),
-            PosixFs(),
-            content,
-        ):
-            document = parse(content.train)
-            return document if isinstance(document, dict) else {}
-    except (CheckpointRejected, ValueError):
+        document = parse(report.train)
+    except ValueError:
         return {}
+    return document if isinstance(document, dict) else {}
 
 
 @dataclass(frozen=True)

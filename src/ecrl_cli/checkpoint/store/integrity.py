@@ -97,7 +97,7 @@ class IntegrityReport:
     are known.
 
     `unread`: the file system's error if it rejected the checkpoint, which need not mean damage.
-    `train`: train.json.
+    `train`: train.json. `commit`: the commit record of one of ECRL's own.
     """
 
     path: Path
@@ -111,6 +111,7 @@ class IntegrityReport:
     manifest: Manifest | None = None
     unread: StorageError | None = field(default=None, compare=False)
     train: bytes = field(default=b"", repr=False)
+    commit: Commit | None = field(default=None, repr=False)
 
 
 class CheckpointRejected(Exception):
@@ -529,4 +530,5 @@ def report_of(
             refused.__cause__ if refused and isinstance(refused.__cause__, StorageError) else None
         ),
         train=found.train,
+        commit=commit,
     )
