@@ -27,6 +27,8 @@ from ecrl_cli.report.build import report
 from ecrl_cli.storage.files import write_json
 from ecrl_cli.supervision.run_lock import held, run_lock
 from ecrl_cli.verify import disk_state
+from ecrl_cli.verify.rank_spans import read_spans
+from ecrl_cli.verify.reference import read_records
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, Verdict
 from ecrl_cli.verify.verify_run import verify_run
 from tests.in_process import ecrl_in_process
@@ -215,7 +217,7 @@ def test_where_no_instant_is_found_the_answer_is_that_it_cannot_be_told(
     with pytest.raises(
         MovedOn, match="changes faster than it can be read; verify again, or when the run has ended"
     ):
-        take_cut(run)
+        read_records(run)
 
 
 def test_a_running_directory_of_too_many_files_is_refused(
@@ -245,6 +247,13 @@ def test_the_report_says_that_it_runs(
     at_read(monkeypatch, 3, lambda: go_on(run, recorded / "whole", documents=False))
     made = report([run.root])
     assert "is still running (step 16 of 24)" in (made.page.parent / "report.md").read_text()
+
+
+def test_spans_that_a_rank_began_meanwhile_are_not_seen(run: RunLayout) -> None:
+    cut = take_cut(run)
+    assert (1, 1) in read_spans(history_load.load(run, cut)).accounts
+    del cut.states[run.attempt(1).spans(1)]
+    assert (1, 1) not in read_spans(history_load.load(run, cut)).accounts
 
 
 def test_a_run_that_ended_says_nothing_of_it(recorded: Path, tmp_path: Path) -> None:

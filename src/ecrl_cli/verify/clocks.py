@@ -443,8 +443,6 @@ def _check_agreement(clock: str, instants: list[Instant], notes: FindingBuilder)
         )
     ordered = sorted(instants, key=lambda each: (each.at, each.time))
     steps, late, impossible = _disagreements(ordered)
-    if not ordered:
-        return
     for each, apart in impossible[:1]:
         how = (
             f"{apart:.3f} s late, its process had gone on or was over by then"

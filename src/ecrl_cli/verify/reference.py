@@ -154,18 +154,19 @@ def read_records(layout: RunLayout) -> RunRecords:
 
 def _steadily(layout: RunLayout, at_rest: Callable[[], T], at_one_instant: Callable[[Cut], T]) -> T:
     check_file_counts(layout)
-    for again in reversed(range(TRIES)):
+    tries = 0
+    while True:
         if not held(layout):
             before = _identity(layout.supervisor)
             read = at_rest()
             if not held(layout) and before == _identity(layout.supervisor):
                 return read
+        tries += 1
         try:
             return at_one_instant(take_cut(layout))
         except MovedOn:
-            if not again:
+            if tries == TRIES:
                 raise
-    raise AssertionError("unreachable")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
