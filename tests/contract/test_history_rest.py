@@ -30,9 +30,12 @@ def test_why_no_run_can_begin_from_a_checkpoint_of_the_rest(lossy: RunLayout) ->
     assert [
         why_no_rest(configured(records, continued_at=(12,))),
         why_no_rest(configured(records, checkpoint=other)),
+        why_no_rest(records),
     ] == [
         "the run was continued after step 12, to a higher target",
         "its checkpoints are torch.save's, and only ECRL's own can begin another run",
+        "none of the checkpoints committed between the death at step 9 and the last step is still"
+        " there and whole (checkpoint.keep=3)",
     ]
 
 

@@ -21,6 +21,7 @@ from tests.runs.faulted import (
     build_faulted,
     listed,
 )
+from tests.runs.sentence import told
 from tests.runs.spoil import edit_lines
 
 
@@ -58,9 +59,7 @@ def test_what_is_not_as_it_must_be_is_told(run: RunLayout, name: str) -> None:
         FAILED(run)
     spoil(run)
     finding = judged(run)
-    assert finding.status != VALID and any(
-        said in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status != VALID and told(finding, said), finding
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +84,7 @@ def test_a_supervisor_that_lived_on_is_told(
     spoil, said = NOT_BEREFT[name]
     spoil(run)
     finding = judged(run)
-    assert finding.status == INVALID and any(
-        said in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status == INVALID and told(finding, said), finding
 
 
 def test_damage_that_would_have_left_nothing_to_fall_back_to_is_not_owed(tmp_path: Path) -> None:

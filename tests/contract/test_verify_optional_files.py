@@ -19,6 +19,7 @@ from ecrl_cli.verify.optional_files import check_optional_files, unexplained
 from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
+from tests.runs.changed import configured
 from tests.runs.spoil import edit_json
 
 
@@ -94,17 +95,22 @@ def test_what_the_configuration_rules_out_is_contradicted(run: RunLayout, name: 
     assert said in finding.message
 
 
-def asked(run: RunLayout, **keys: float) -> Case:
+def with_keys(run: RunLayout, group: str, **keys: object) -> Case:
     records = load(run)
-    config = records.stored.config
-    config = replace(config, supervision=replace(config.supervision, **keys))
-    return Case(replace(records, stored=replace(records.stored, config=config)))
+    values = replace(getattr(records.stored.config, group), **keys)
+    return Case(configured(records, **{group: values}))
 
 
 def test_scrubs_that_were_asked_for_are_owed(run: RunLayout) -> None:
-    assert "scrub.jsonl is missing" in judged(asked(run, scrub_every_s=1.0)).message
+    case = with_keys(run, "supervision", scrub_every_s=1.0)
+    assert "scrub.jsonl is missing" in judged(case).message
     run.scrubs.write_text("")
-    assert judged(asked(run, scrub_every_s=1.0)).status == VALID
+    assert judged(case).status == VALID
+
+
+def test_another_checkpointer_may_find_that_it_cannot_load_its_own(run: RunLayout) -> None:
+    unloadable(run)
+    assert judged(with_keys(run, "checkpoint", strategy="torch_save")).status == VALID
 
 
 def test_a_later_session_may_sample_otherwise(run: RunLayout) -> None:

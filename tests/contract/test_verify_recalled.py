@@ -20,6 +20,7 @@ from ecrl_cli.verify.verdict import INVALID, VALID, Finding, FindingBuilder
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
 from tests.runs.changed import Records, attempts, configured, logged, ordered
+from tests.runs.sentence import told
 
 STATE, SHA = "5" * 64, "a" * 64
 
@@ -207,9 +208,7 @@ NEVER_TAKEN: dict[str, tuple[Records, tuple[int, ...], str]] = {
 def test_a_snapshot_that_was_refused_had_been_taken(records: RunRecords, name: str) -> None:
     change, taken, words = NEVER_TAKEN[name]
     finding = records_consistent(with_snapshots(change(records), *taken))
-    assert finding.status == INVALID and any(
-        words in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status == INVALID and told(finding, words), finding
 
 
 @pytest.mark.parametrize("taken", [(6, 8), (6, 8, 9), (6,)])
@@ -218,9 +217,7 @@ def test_a_snapshot_that_was_due_may_have_been_refused(
 ) -> None:
     """Also where rank 0 died before it booked it."""
     finding = records_consistent(with_snapshots(refused(records, 8), *taken))
-    assert not any("refused a snapshot" in text for text in (finding.message, *finding.evidence)), (
-        finding
-    )
+    assert not told(finding, "refused a snapshot"), finding
 
 
 @pytest.mark.parametrize(("every", "due"), [(3, True), (6, False)])
@@ -230,4 +227,4 @@ def test_a_snapshot_is_due_with_each_checkpoint(records: RunRecords, every: int,
     found = configured(found, checkpoint=replace(found.stored.config.checkpoint, every=every))
     finding = records_consistent(with_snapshots(found, 6, 9))
     words = "attempt 1 refused a snapshot of step 9 of attempt 0, and none is due there"
-    assert any(words in text for text in (finding.message, *finding.evidence)) != due, finding
+    assert told(finding, words) != due, finding

@@ -25,6 +25,7 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.changed import left, rank_line
+from tests.runs.sentence import assert_said, told
 from tests.runs.spoil import at_step, edit_lines
 from tests.runs.spoilt import FAILURES, ONCE, STATE, TRAJECTORY
 from tests.runs.survived import (
@@ -106,12 +107,8 @@ def test_the_replicas_of_the_dead_must_have_been_computed(redistributed: RunLayo
     """A survivor that computes its own two of the four replicas as before has one too few."""
     edit_lines(redistributed.attempt(1).rank(0), at_step(9, loss=[0.5], sample_ids_count=2))
     finding = found(verify_run(redistributed.root), ONCE)
-    assert finding.status == INVALID
-    told = "\n".join((finding.message, *finding.evidence))
-    assert (
-        "consumed 2 samples, its shard has 4" in told
-        and "logged the losses of 1 replica, it owns 2" in told
-    )
+    assert_said(finding, INVALID, "consumed 2 samples, its shard has 4")
+    assert told(finding, "logged the losses of 1 replica, it owns 2")
 
 
 def test_a_mini_batch_that_was_dropped_is_lost_whole_and_nothing_else_is(recorded: Path) -> None:
@@ -168,19 +165,12 @@ def test_a_failure_inside_a_step_that_was_dropped_before_is_not_owed(tmp_path: P
     ).build()
     finding = found(verify_run(run.root), FAILURES)
     assert finding.status == VALID, finding
-    assert any(
-        "entry 1 did not fire: survivors of another failure dropped step 9" in text
-        for text in finding.evidence
-    )
+    assert told(finding, "entry 1 did not fire: survivors of another failure dropped step 9")
     owed = SurvivedBuilder(
         tmp_path / "owed", SKIP, (Death(9, spares=1),), unmet=("kill@10.backward/0.9:0",)
     ).build()
     finding = found(verify_run(owed.root), FAILURES)
-    assert (
-        finding.status == INVALID
-        and "the run completed and entries [1] never fired"
-        in "\n".join((finding.message, *finding.evidence))
-    )
+    assert_said(finding, INVALID, "the run completed and entries [1] never fired")
 
 
 def reports(
@@ -250,7 +240,7 @@ def test_a_spoilt_record_of_a_dropped_mini_batch_is_caught(skipped: RunLayout, n
         edit_lines(skipped.attempt(0).rank(rank), at_step(8, state_digest="ab" * 32))
     spoil(skipped)
     finding = found(verify_run(skipped.root), ONCE)
-    assert finding.status == INVALID and words in "\n".join((finding.message, *finding.evidence))
+    assert finding.status == INVALID and told(finding, words)
 
 
 def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(
@@ -258,10 +248,8 @@ def test_the_state_behind_a_dropped_step_is_held_against_the_one_before_it(
 ) -> None:
     edit_lines(skipped.attempt(0).rank(2), at_step(8, state_digest=OTHER))
     finding = found(verify_run(skipped.root), STATE)
-    assert finding.status == INVALID
-    assert "rank 2 of attempt 0 left with another state than it logged after step 8" in "\n".join(
-        (finding.message, *finding.evidence)
-    )
+    words = "rank 2 of attempt 0 left with another state than it logged after step 8"
+    assert_said(finding, INVALID, words)
 
 
 @pytest.mark.parametrize("held", ["a", "b"])

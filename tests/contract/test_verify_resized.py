@@ -18,6 +18,7 @@ from ecrl_cli.verify.verdict import INVALID, UNKNOWN, VALID, Finding, Verdict, r
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import SAMPLES, build_elastic, build_ref, build_unstruck
+from tests.runs.sentence import told
 from tests.runs.spoil import at_step, edit_json, edit_lines, line_at
 from tests.runs.spoilt import ACCOUNT, FAILURES, INPUT, ONCE, RECORDS, TRAJECTORY, Spoil, attempts
 
@@ -145,10 +146,7 @@ def test_a_recovery_that_changes_the_trajectory_is_caught_at_every_size(
 ) -> None:
     finding = trajectory(build_elastic(sweep, "buggy", bug_from=bug_from).root)
     assert finding.status == INVALID
-    assert any(
-        f"the first differing step is step {first} at the latest, component loss" in text
-        for text in (finding.message, *finding.evidence)
-    )
+    assert told(finding, f"the first differing step is step {first} at the latest, component loss")
 
 
 def test_before_the_change_a_constant_reference_is_enough(sweep: Path) -> None:

@@ -24,6 +24,7 @@ from ecrl_cli.verify.verification_input import Case
 from ecrl_cli.verify.verify_run import verify_run
 from tests.contract.test_verify_spoilt_runs import found
 from tests.runs.builder import build_blk, config_of, flip
+from tests.runs.sentence import told
 from tests.runs.spoil import edit_json
 from tests.runs.spoilt import attempts
 from tests.runs.spoilt_states import OTHER, StateBuilder, build_states
@@ -197,9 +198,7 @@ def test_a_state_lost_at_a_restore_is_named_without_a_reference(
     spoil, status, words = SPOILT[name]
     spoil(alone)
     finding = found(verify_run(alone.root), PROMISE)
-    assert finding.status == status and any(
-        words in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status == status and told(finding, words), finding
 
 
 def test_damage_to_the_checkpoint_since_says_nothing_of_what_was_restored(alone: RunLayout) -> None:

@@ -170,13 +170,13 @@ NO_SHARE = f"which is no share of {HELD_OUT} samples"
 UNBOOKED = "the spans of rank 0 do not book that as evaluate"
 
 
-def as_text(**measures: float) -> Records:
+def as_text(task: str = "next_token", **measures: float) -> Records:
     """The same of a task whose perplexity follows from its loss; what was measured after step 8 of
     attempt 1 is `measures`.
     """
 
     def change(found: RunRecords) -> RunRecords:
-        found = configured(found, task=replace(found.stored.config.task, name="next_token"))
+        found = configured(found, task=replace(found.stored.config.task, name=task))
         sound = {"perplexity": math.exp(0.5), "loss": 0.5}
         return measured(1, 8, measures=sound | measures)(
             in_every_attempt(lambda line: replace(line, measures=sound))(found)
@@ -197,6 +197,7 @@ ROWS: dict[str, Row] = {
                 as_text(),
                 as_text(loss=0.25, perplexity=math.exp(0.25)),
                 as_text(loss=1e6, perplexity=math.inf),
+                as_text("of a package that is not here", perplexity=value),
             ),
         )
         for value in (1.0, math.nextafter(math.exp(0.5), 2.0), math.inf, math.nan)

@@ -345,6 +345,17 @@ DISTURBED: dict[str, tuple[Records, str, bool]] = {
         "attempt 1 left logs and is not in supervisor.json",
         True,
     ),
+    "a first attempt that nothing began": (
+        lambda found: supervised(
+            found,
+            attempts=(
+                replace(found.attempts[0], resumed_from_step=6),
+                replace(found.attempts[0], attempt=1),
+            ),
+        ),
+        "attempt 0 began after step 6",
+        True,
+    ),
     "no attempt": (lambda found: supervised(found, attempts=()), "no attempt is on record", False),
     "a log that skips a step": (
         lambda found: logged(

@@ -36,7 +36,7 @@ from ecrl_cli.verify.verdict import (
 from ecrl_cli.verify.verification_input import Case, saves
 from tests.runs.builder import build_blk, build_ref
 from tests.runs.changed import Records, attempts, left, logged, rank_line
-from tests.runs.sentence import told
+from tests.runs.sentence import assert_said, told
 from tests.runs.spoilt_states import build_states
 
 OTHER = "0" * 64
@@ -265,9 +265,7 @@ def test_two_references_that_disagree_decide_only_against_a_run_that_equals_neit
     neither = same_trajectory(Case(other_end(optimizer_digest=OTHER)(run), ref, others=(other,)))
     assert neither.status == INVALID and neither.evidence[-1] == words
     losses = same_trajectory(Case(run, ref, others=(rank_line(ref, 0, 1, 7, loss=0.5),)))
-    assert losses.status == UNKNOWN and told(
-        losses, "the references ref and ref disagree: the losses of step 7 differ"
-    )
+    assert_said(losses, UNKNOWN, "the references ref and ref disagree: the losses of step 7 differ")
     assert same_trajectory(Case(run, ref, others=(ref,))).status == VALID
 
 

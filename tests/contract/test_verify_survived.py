@@ -30,6 +30,7 @@ from tests.contract.test_verify_spoilt_runs import found
 from tests.runs import changed
 from tests.runs.builder import RunBuilder, config_of
 from tests.runs.changed import configured
+from tests.runs.sentence import told
 from tests.runs.spoil import append, at_step, edit_json, edit_lines, line_at, tear
 from tests.runs.spoilt import FAILURES, NO_BAD, ONCE, RECORDS, TRAJECTORY, Spoil, attempts
 from tests.runs.survived import (
@@ -226,9 +227,8 @@ def test_a_live_recovery_that_changes_the_trajectory_is_caught(
         TRAJECTORY,
     )
     assert finding.status == INVALID
-    assert any(
-        f"the first differing step is step {bug_from} at the latest, component loss" in text
-        for text in (finding.message, *finding.evidence)
+    assert told(
+        finding, f"the first differing step is step {bug_from} at the latest, component loss"
     )
 
 
@@ -864,8 +864,7 @@ def test_who_goes_on_from_memory_saves_the_checkpoint_that_it_owes(
     run = load(SurvivedBuilder(tmp_path / "rollback", ROLLBACK, deaths).build())
     words = "attempt 2 went on from memory after step 6, whose checkpoint it owed, and submitted"
     finding = checkpoints_accounted(Case(change(run)))
-    told = any(words in text for text in (finding.message, *finding.evidence))
-    assert (finding.status if told else VALID) == status, finding
+    assert (finding.status if told(finding, words) else VALID) == status, finding
 
 
 def test_a_lost_samples_record_that_is_nowhere_is_named_ahead_of_what_follows_from_it(

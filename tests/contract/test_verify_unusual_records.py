@@ -42,7 +42,7 @@ from tests.runs.changed import (
     supervised,
 )
 from tests.runs.faulted import build_bereft
-from tests.runs.sentence import told
+from tests.runs.sentence import assert_said, told
 
 Check = Callable[[Case], Finding]
 
@@ -551,9 +551,7 @@ def test_inputs_without_a_hash_cannot_be_compared_across_world_sizes(
     if lost == "this run":
         ours = logged(ours, without, 3)
     finding = same_input(Case(ours, theirs))
-    assert finding.status == UNKNOWN and told(
-        finding, f"epoch 1 cursor 4: no hash of the inputs in {lost}"
-    ), finding
+    assert_said(finding, UNKNOWN, f"epoch 1 cursor 4: no hash of the inputs in {lost}")
 
 
 def test_a_remote_rank_without_a_line_says_nothing_of_its_clock(blk: RunRecords) -> None:
@@ -798,19 +796,23 @@ def test_a_commit_names_the_newest_older_one(
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "died"])
-@pytest.mark.parametrize("category", ["idle", "compute"])
+@pytest.mark.parametrize(("category", "ranks"), [("idle", 2), ("compute", 2), ("idle", 1)])
 def test_a_last_checkpoint_is_due_where_the_ranks_stopped_by_themselves(
-    blk: RunRecords, outcome: str, category: str
+    blk: RunRecords, outcome: str, category: str, ranks: int
 ) -> None:
-    """As both do that were asked to stop after step 9, and no rank that is killed."""
+    """As both do that were asked to stop after step 9, and no rank that is killed: nor one whose
+    spans are lost, of which nobody can tell.
+    """
     case = Case(attempts(blk, 0, outcome=outcome))
     for rank in (0, 1):
         account = case.spans.of(0, rank)
         assert account is not None
         last = replace(account.spans[-1], category=category, global_step=9)
         case.spans.accounts[0, rank] = replace(account, spans=(*account.spans, last))
+    if ranks == 1:
+        del case.spans.accounts[0, 1]
     due = told(checkpoints_accounted(case), "step 9 of attempt 0 was due and no checkpoint was")
-    assert due == ((outcome, category) == ("stopped", "idle"))
+    assert due == ((outcome, category, ranks) == ("stopped", "idle", 2))
 
 
 @pytest.mark.parametrize(("boot", "bounded"), [("boot", True), ("another", False)])

@@ -23,6 +23,7 @@ from ecrl_cli.verify.verdict import INVALID, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
 from tests.runs.builder import build_blk
 from tests.runs.faulted import ListedBuilder, listed
+from tests.runs.sentence import told
 from tests.runs.spoil import append, edit_json, line_at
 
 BEHIND = "names step_00000018, the newest checkpoint of the completed run is step_00000024"
@@ -135,9 +136,7 @@ def test_a_small_file_that_is_no_json_is_told(sweep: Path, name: str, words: str
     run = RunLayout(sweep / "blk")
     (run.checkpoints / name).write_text("{")
     finding = pointers(run)
-    assert finding.status == INVALID and any(
-        words in text for text in (finding.message, *finding.evidence)
-    ), finding
+    assert finding.status == INVALID and told(finding, words), finding
 
 
 @pytest.mark.parametrize(("deaths", "told"), [(0, True), (1, False), (None, False)])

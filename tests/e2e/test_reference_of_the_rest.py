@@ -19,6 +19,7 @@ from ecrl_cli.records.layout import REFERENCES, RunLayout
 from ecrl_cli.records.verdict_file import read_verdict
 from ecrl_cli.verify import rest
 from ecrl_cli.verify.checkpoints import no_acknowledged_loss
+from ecrl_cli.verify.reference import References, find_rest
 from ecrl_cli.verify.trajectory import NOT_SHOWN, PROMISE
 from ecrl_cli.verify.verdict import INVALID, NOT_CHECKED, UNKNOWN, VALID, Finding
 from ecrl_cli.verify.verification_input import Case
@@ -26,7 +27,7 @@ from ecrl_cli.verify.verify_run import verify_run
 from tests.e2e.planting import plant, suite_of
 from tests.e2e.runs import supervisor, tiny
 from tests.in_process import SharedLaunchers, ecrl_in_process
-from tests.runs.changed import appended
+from tests.runs.changed import Records, appended, attempts, rank_line
 
 # in every survivor, from the death on
 _SURVIVOR = """
@@ -126,6 +127,42 @@ def test_where_other_bits_may_come_out_a_difference_proves_nothing(
         f" ran where other bits may come out: {other}"
     ), finding
     assert finding_of(sweep, HONEST).status == VALID
+
+
+# What is changed of the undisturbed run, the status, and what is said of it.
+ANOTHER_REST: dict[str, tuple[Records, str, str]] = {
+    "another state": (
+        lambda found: attempts(found, 0, resumed_state={"parameters": "0" * 64}),
+        UNKNOWN,
+        "began with another state than is on record of step 12",
+    ),
+    "other inputs": (
+        lambda found: rank_line(found, 0, 1, 14, inputs_hash="blake3:" + "0" * 64),
+        INVALID,
+        "of step 12: step 14 rank 1: the inputs of attempt 1 are not those of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER_REST)
+def test_a_rest_that_began_or_saw_otherwise_vouches_for_nothing(sweep: Path, name: str) -> None:
+    change, status, words = ANOTHER_REST[name]
+    (run,) = sweep.glob(f"{suite_of(HONEST)}-*")
+    records = load(RunLayout(run))
+    beside, _ = find_rest(records, References())
+    assert beside is not None
+    finding = rest.trajectory_and_rest(Case(records, rest=change(beside)))
+    assert finding.status == status and words in finding.message, finding
+
+
+def test_what_is_wrong_before_the_death_is_told_first(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, own = Finding(PROMISE, INVALID, "step 3 differs"), rest.same_trajectory
+    monkeypatch.setattr(rest, "same_trajectory", lambda case: before if case.rest else own(case))
+    finding = finding_of(sweep, HALVED)
+    assert (finding.status, finding.message) == (INVALID, "step 3 differs")
+    assert "the first differing step is step 13" in finding.evidence[0]
 
 
 def trajectory(folder: Path, run: str, *flags: str) -> tuple[dict[str, Any], str]:

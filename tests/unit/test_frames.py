@@ -135,6 +135,8 @@ def test_epochs_count_what_occurs_twice_and_what_is_missing(tmp_path: Path) -> N
     assert counts["blk", 2] == [32, 0, 0, 0]
     share = third["sample_ids_count"]
     assert counts["ref", 0] == [80, share, share, 0] and counts["ref", 1] == [80, 0, 0, 0]
+    struck.dataset.unlink()
+    assert ecrl.load(struck.root).epochs.empty  # where an epoch ends is not on record
 
 
 def test_distances_are_those_of_compare_at_every_step_that_both_have(
