@@ -19,23 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 WIDTH = 100
 # Names that say nothing about the thing: a reader has to look up what was found or said.
-VAGUE = (
-    "due",
-    "each",
-    "found",
-    "given",
-    "here",
-    "known",
-    "made",
-    "one",
-    "other",
-    "others",
-    "said",
-    "seen",
-    "there",
-    "thing",
-    "told",
-)
+VAGUE = "due each found given here known made one other others said seen there thing told".split()
 
 
 @dataclass(frozen=True)

@@ -23,48 +23,11 @@ CELLS = [
     for mode in ("unsafe", "atomic_nodirsync", "atomic_dirsync")
 ]
 CHANGING = (
-    *(
-        "openat",
-        "open",
-        "creat",
-        "mkdir",
-        "mkdirat",
-        "rename",
-        "renameat",
-        "renameat2",
-        "symlink",
-        "symlinkat",
-        "link",
-        "linkat",
-    ),
-    *(
-        "unlink",
-        "unlinkat",
-        "rmdir",
-        "write",
-        "pwrite64",
-        "writev",
-        "pwritev",
-        "pwritev2",
-        "fsync",
-        "fdatasync",
-        "sync",
-        "syncfs",
-    ),
-    *(
-        "sync_file_range",
-        "truncate",
-        "ftruncate",
-        "fallocate",
-        "copy_file_range",
-        "sendfile",
-        "splice",
-        "chmod",
-        "fchmod",
-        "fchmodat",
-        "utimensat",
-    ),
-)
+    "openat open creat mkdir mkdirat rename renameat renameat2 symlink symlinkat link linkat unlink"
+    " unlinkat rmdir write pwrite64 writev pwritev pwritev2 fsync fdatasync sync syncfs"
+    " sync_file_range truncate ftruncate fallocate copy_file_range sendfile splice chmod fchmod"
+    " fchmodat utimensat"
+).split()
 BEGIN, ACKNOWLEDGED, SETTLED = "begin", "acknowledged", "settled"
 
 # Two checkpoints are there before the one that is looked at: retention has one to remove. Over a

@@ -666,27 +666,8 @@ LESS: dict[str, tuple[Records, dict[str, str]]] = {
     ),
     "no plan": (lambda found: replace(found, plan=None), {"failures": UNKNOWN}),
 }
-PROMISES = dict(
-    zip(
-        (
-            "once",
-            "input",
-            "trajectory",
-            "state",
-            "restored",
-            "time",
-            "bad",
-            "loss",
-            "account",
-            "failures",
-            "records",
-            "target",
-            "sealed",
-        ),
-        CHECKS,
-        strict=True,
-    )
-)
+NAMES = "once input trajectory state restored time bad loss account failures records target sealed"
+PROMISES = dict(zip(NAMES.split(), CHECKS, strict=True))
 ALONE = dict.fromkeys(PROMISES, VALID) | {
     "trajectory": UNKNOWN,
     "restored": NOT_CHECKED,

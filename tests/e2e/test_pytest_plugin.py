@@ -42,20 +42,8 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_a_test_that_names_a_command_fails_with_the_diagnosis(tmp_path: Path) -> None:
     (tmp_path / "test_job.py").write_text(PROJECT.replace("JOB", str(JOB)))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "ecrl_cli.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "--strict-markers",
-        "-W",
-        "error",
-        "-rA",
-        ".",
-    ]
+    options = "-p ecrl_cli.pytest_plugin -p no:cacheprovider --strict-markers -W error -rA ."
+    command = [sys.executable, "-m", "pytest", *options.split()]
     # where ECRL is installed it is a plugin already
     alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(

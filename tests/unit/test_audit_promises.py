@@ -156,6 +156,17 @@ def starts(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return edit
 
 
+def averages(folder: Path) -> None:
+    """The checkpoint of step 12 holds other parameters than are trained."""
+    for path in folder.rglob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        held = {"params": told("average"), "optimizer": told("optimizer", 12)}
+        saves = (line["type"] == "save" and "step-12" in line["path"] for line in lines)
+        edited = [line | held if save else line for line, save in zip(lines, saves, strict=True)]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in edited))
+    change(folder, 2, starts(params=told("average")))
+
+
 def first_batches_again(line: dict[str, Any]) -> dict[str, Any]:
     """After step 8 the second epoch begins; the job trains on the batches of the first once more,
     one later.
@@ -222,6 +233,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, int | None, str]] = {
         "restored: parameters",
         12,
         "the parameters before the first step of attempt 2 are those of no earlier step",
+    ),
+    "an average that is saved": (
+        averages,
+        "restored: parameters",
+        13,
+        "are those that were saved after step 12, and the undisturbed run went on with others",
     ),
     "parameters of one rank": (
         lambda folder: change(folder, 2, starts(params=told("fresh")), (1,)),
@@ -497,6 +514,15 @@ def test_batches_that_a_loader_gave_in_other_steps_are_no_other_samples(
         "its DataLoader gave batches in other steps than in the undisturbed run; what entered the"
         " model was that of the undisturbed run in 32 steps"
     )
+
+
+def test_what_enters_a_model_behind_a_frozen_part_is_no_cause(recorded: Path) -> None:
+    fed(recorded, lambda line, _: line)
+    change(recorded, 2, at(1, entered=[told("other")], params=told("other")))
+    assert (
+        "first in model input: the update differs, though the loss and the state before it are"
+        " right: the gradients of other micro-batches, a clipping norm, a mask, requires_grad"
+    ) in judged(recorded).diagnosis
 
 
 def fetched_ahead(line: dict[str, Any], run: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ import torch.distributed.checkpoint as dcp
 
 from ecrl_cli.audit.audit import judge_folder
 from ecrl_cli.audit.components import ArmFinding
+from ecrl_cli.audit.file_contents import content_of
 from ecrl_cli.audit.files import write_inventory
+from ecrl_cli.audit.same_files import differences_of_values
 from ecrl_cli.audit.text_files import Restarts, differences_of_lines
 from tests.unit.audit_recordings import healthy
 
@@ -346,6 +349,11 @@ BROKEN_TEXTS = {
         _text(h__json='{"mem": {"data": [[0.6, 1]]}}'),
         "h.json: mem.data[0][0] is 0.6, in both undisturbed runs 0.5",
     ),
+    "a count that a restart never lowers": (
+        _text(h__json='{"n": 1, "warm_restarts": 5}'),
+        _text(h__json='{"n": 1, "warm_restarts": 3}'),
+        "h.json: warm_restarts is 3, in both undisturbed runs 5",
+    ),
     "a list of lists under such a name": (
         _text(h__json='{"user": [[0.5, 1]]}'),
         _text(h__json='{"user": [[0.6, 1]]}'),
@@ -398,6 +406,66 @@ def test_a_mean_is_cut_only_by_a_restart_inside_its_steps(after: int | None, cut
     restarts = Restarts(1, () if after is None else (after,), 12)
     differences, aside, _ = differences_of_lines("a.csv", [rows[0]] * 2, rows[1], restarts)
     assert (len(differences), len(aside)) == ((0, 1) if cut else (1, 0))
+
+
+@pytest.mark.parametrize("written", ["csv", "json", "lists"])
+@pytest.mark.parametrize(
+    ("loss", "rate", "cut"),
+    [
+        ("3.46410", 0.1, True),  # of the last step: it tells nothing of a mean
+        ("3.23575", 0.1, False),  # the mean of all four losses
+        ("3.46410", 0.7321, False),
+    ],
+)
+def test_what_is_on_record_of_its_steps_refutes_a_cut_mean(
+    tmp_path: Path, loss: str, rate: float, cut: bool, written: str
+) -> None:
+    """Rows of four steps; the loss of step N is the square root of N."""
+    losses = tuple(math.sqrt(step) for step in range(1, 13))
+    restarts = Restarts(1, (9,), 12, losses, frozenset([rate]))
+    rows = [[("0.51", "1"), ("0.62", "1"), (value, loss)] for value in ("0.7321", "0.65")]
+    if written == "csv":
+        due, here = (["acc,l", *(",".join(cells) for cells in table)] for table in rows)
+        differences, aside, _ = differences_of_lines("a.csv", [due, due], here, restarts)
+    else:
+        contents = []
+        for number, table in enumerate(rows):
+            path = tmp_path / f"{number}.json"
+            pairs = [(float(acc), float(mean)) for acc, mean in table]
+            named = [dict(zip(("acc", "l"), pair, strict=True)) for pair in pairs]
+            path.write_text(json.dumps({"hist": named if written == "json" else pairs}))
+            contents.append(content_of(path, "{dir}"))
+        differences, aside, _ = differences_of_values([contents[0]] * 2, contents[1], restarts)
+    assert (len(differences), len(aside)) == ((0, 1) if cut else (1, 0))
+
+
+@pytest.mark.parametrize(("removed", "status"), [("step-2.pt", "kept"), ("step-12.pt", "broken")])
+def test_files_that_are_kept_by_their_score_are_not_counted(
+    tmp_path: Path, removed: str, status: str
+) -> None:
+    def undisturbed(folder: Path) -> None:
+        _retention(5, 20)(folder)
+        (record,) = (folder.parent / "attempt-00").glob("rank0-*.jsonl")
+        event = {"type": "file", "op": "remove", "path": removed, "after_step": 12}
+        record.write_text(record.read_text() + json.dumps(event) + "\n")
+
+    anchor = _saves(anchor=torch.ones(2))
+    finding = _judged(tmp_path, _both(undisturbed, anchor), _both(_retention(15, 20), anchor))
+    assert finding.status == status
+    assert status == "kept" or finding.message == (
+        "step-5.pt: missing, the undisturbed runs leave it"
+    )
+
+
+def test_what_is_taken_for_an_attempts_own_is_named(tmp_path: Path) -> None:
+    finding = _judged(
+        tmp_path,
+        _text(h__json='{"n": 1, "restarts": 0}'),
+        _text(h__json='{"n": 1, "restarts": 1}'),
+    )
+    assert finding.status == "kept" and finding.message.endswith(
+        "taken for a count, time or path of one attempt, not of the training: h.json: restarts"
+    )
 
 
 @pytest.mark.parametrize(

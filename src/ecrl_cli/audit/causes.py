@@ -112,6 +112,9 @@ def cause_of(
         elsewhere = _entered_at(judged, attempt, step, ours)
         if elsewhere is not None and not ours.samples:
             return f"the tensors of step {elsewhere} entered the model: {MEANING['samples']}"
+        same_loss = "loss" not in names and any(loss is not None for loss in ours.losses)
+        if same_loss and "parameters" in names:  # what entered is the work of a frozen part
+            return _of_update(judged, begun if fresh else None, due, ours, "parameters")
         beside = any(process.loaders_beside for process in judged.arm.processes)
         said = (BESIDE if beside else MEANING[first]) if ours.samples else UNFED
         return said if fresh else _later(step, begun, said)

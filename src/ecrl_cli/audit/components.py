@@ -70,7 +70,10 @@ MEANING = {
         " not restored"
     ),
     "loss": "something that enters the loss was not restored",
-    "buffers": "the model's buffers were not restored",
+    "buffers": (
+        "the model's buffers were not restored, or the forward pass changes them otherwise (train"
+        " or eval mode, a flag)"
+    ),
     "parameters": "something that the update depends on was not restored",
     "optimizer": "the optimizer's state was not restored",
     "watched": "what the job watches by name was not restored",

@@ -470,18 +470,8 @@ def _array_of(value: Instance) -> tuple[tuple[int, ...], str, Any] | None:
 _NUMPY = {
     name: np.dtype(name)
     for name in (
-        "float64",
-        "float32",
-        "float16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-    )
+        "float64 float32 float16 int64 int32 int16 int8 uint8 bool complex64 complex128"
+    ).split()
 }
 
 

@@ -8,81 +8,17 @@ import re
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # A value under such a word is of this attempt, this process or this machine.
-_OF_ATTEMPT = {
-    *(
-        "time",
-        "times",
-        "timestamp",
-        "timestamps",
-        "datetime",
-        "date",
-        "elapsed",
-        "duration",
-        "second",
-        "seconds",
-        "sec",
-        "secs",
-        "ms",
-    ),
-    *(
-        "runtime",
-        "walltime",
-        "wall",
-        "clock",
-        "eta",
-        "speed",
-        "throughput",
-        "fps",
-        "created",
-        "modified",
-        "started",
-        "finished",
-    ),
-    *(
-        "host",
-        "hostname",
-        "pid",
-        "ppid",
-        "uuid",
-        "guid",
-        "port",
-        "user",
-        "cwd",
-        "argv",
-        "command",
-        "cmdline",
-    ),
-    *(
-        "attempt",
-        "attempts",
-        "restart",
-        "restarts",
-        "restarted",
-        "resume",
-        "resumed",
-        "resumes",
-        "resuming",
-        "retries",
-        "launch",
-        "launches",
-        "resumption",
-    ),
-}
+_RESTARTS = frozenset(
+    "attempt attempts restart restarts restarted resume resumed resumes resuming retries launch"
+    " launches resumption".split()
+)
+_OF_ATTEMPT = _RESTARTS | frozenset(
+    "time times timestamp timestamps datetime date elapsed duration second seconds sec secs ms"
+    " runtime walltime wall clock eta speed throughput fps created modified started finished"
+    " host hostname pid ppid uuid guid port user cwd argv command cmdline".split()
+)
 # What "mem" means beside one of these; alone it may be a replay memory.
-_BYTES = {
-    "gpu",
-    "cuda",
-    "cpu",
-    "peak",
-    "max",
-    "used",
-    "allocated",
-    "bytes",
-    "mb",
-    "gb",
-    "mib",
-    "gib",
-}
+_BYTES = frozenset("gpu cuda cpu peak max used allocated bytes mb gb mib gib".split())
 _RUN_ID = re.compile(
     r"(?:^|[^a-z])(?:run|job|session|experiment|exp|trial|wandb|save|process|attempt)_?(?:id|name)s?$"
 )
@@ -93,21 +29,10 @@ _HOW_STARTED = re.compile(
 )
 # HF Trainer's mean loss over the steps of this process.
 _THIS_PROCESS = {"train_loss"}
-_STEPS = {
-    "step",
-    "global_step",
-    "steps",
-    "iteration",
-    "iter",
-    "iter_num",
-    "epoch",
-    "it",
-    "n_iter",
-    "num_steps",
-    "current_step",
-    "current_epoch",
-    "global_steps",
-}
+_STEPS = frozenset(
+    "step global_step steps iteration iter iter_num epoch it n_iter num_steps current_step"
+    " current_epoch global_steps".split()
+)
 _SERIES = re.compile(
     r"hist|log|loss|metric|curve|record|trace|result|stats|train|acc", re.IGNORECASE
 )
@@ -144,6 +69,11 @@ def is_of_attempt(key: str) -> bool:
     return last in _THIS_PROCESS or bool(
         _HOW_STARTED.search(last.lower()) or _RUN_ID.search(last.lower())
     )
+
+
+def counts_restarts(key: str) -> bool:
+    """Whether a number under `key` may count the attempts of a job by its name."""
+    return bool(_RESTARTS & {word.lower() for word in _WORDS.findall(key)})
 
 
 def _tells(words: set[str]) -> bool:

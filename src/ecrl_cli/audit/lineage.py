@@ -526,8 +526,11 @@ def _entries(processes: Iterable[Process]) -> dict[str, int]:
 def _at(resumed: Resumed, after: int | None, proof: str) -> Resumed:
     """`resumed` after step `after`, with what each optimizer's state had to be then."""
     due: dict[str, tuple[OptimizerState, ...]] = {}
-    for recorded in resumed.states:
-        if recorded.step == after:
+    there = [recorded for recorded in resumed.states if recorded.step == after]
+    # a save may hold other weights than those that are trained (an average)
+    trained = {name for one in there if one.when == BEFORE for name in one.optimizers}
+    for recorded in there:
+        if recorded.when != SAVED or not trained & recorded.optimizers.keys():
             for name, state in recorded.optimizers.items():
                 due[name] = (*due.get(name, ()), state)
     return replace(resumed, after=after, proof=proof, due=due)

@@ -345,7 +345,11 @@ def right_checkpoint(judged: Judged, anew: bool = False) -> ArmFinding:
         return ArmFinding(
             promise, NOT_CHECKED, "no attempt did a step after the first failure", arm
         )
-    lost = [begun for begun in judged.path.resumed if begun.after is None and begun.newest_saved]
+    lost = [
+        begun
+        for begun in judged.path.resumed
+        if begun.newest_saved and (begun.after is None or begun.proof == "load")
+    ]
     if lost:
         said = (
             f"where attempt {lost[0].attempt} went on is not on record (a checkpoint of step"

@@ -209,7 +209,7 @@ def _of_no_step(judged: Judged, begun: Resumed, reference: Judged | None) -> Arm
     return ArmFinding(
         promise,
         BROKEN,
-        f"{said}: they were not restored as they were",
+        f"{said}: they were not restored as they were, or the optimizer has them in another order",
         arm,
         begun.newest_saved or 0,
     )
@@ -269,6 +269,12 @@ def _whose(begun: Resumed, names: list[str]) -> str:
 def _parameters_lost(begun: Resumed, names: list[str]) -> str:
     name = names[0]
     elsewhere = begun.steps_with("params", name, begun.began[min(begun.began)][name].params)
+    if begun.after in elsewhere:
+        return (
+            f"the parameters{_whose(begun, names)} before step {begun.after + 1} are those that"
+            f" were saved after step {begun.after}, and the undisturbed run went on with others:"
+            " the save holds other weights than are trained (an average, say)"
+        )
     where = f"those of step {elsewhere[-1]}" if elsewhere else "those of no earlier step"
     said = f"the parameters{_whose(begun, names)} before step {(begun.after or 0) + 1} are {where}"
     return (

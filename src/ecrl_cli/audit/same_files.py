@@ -4,6 +4,7 @@ is the same in an arm with failures.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,18 @@ from dataclasses import dataclass, field, replace
 from ecrl_cli.audit.causes import hooks_ran
 from ecrl_cli.audit.components import BROKEN, KEPT, NOT_CHECKED, SHOWN, UNKNOWN, ArmFinding, Judged
 from ecrl_cli.audit.file_contents import Content
-from ecrl_cli.audit.file_names import blanked, is_of_attempt, is_series, is_step, not_judged
+from ecrl_cli.audit.file_names import (
+    blanked,
+    counts_restarts,
+    is_of_attempt,
+    is_series,
+    is_step,
+    not_judged,
+)
 from ecrl_cli.audit.files import Inventory, read_inventory
 from ecrl_cli.audit.records import Arm
 from ecrl_cli.audit.saving import processes_of
-from ecrl_cli.audit.text_files import CUT, Difference, Restarts, differences_of_lines
+from ecrl_cli.audit.text_files import CUT, OWN, Difference, Restarts, differences_of_lines
 from ecrl_cli.errors import plural, visible
 
 PROMISE = "same files"
@@ -39,7 +47,8 @@ class _Comparison:
     the job save once more. `broken`: by file the sentence about it. `aside`: what was not judged,
     and why. `files`, `values`: how many agreed and are the same. `unlike`: by the reason, files in
     which the undisturbed runs themselves are not seen to agree. `anew`: by file, an attempt that
-    began it anew. `in_part`: files of which a part is judged, and is the same.
+    began it anew. `in_part`: files of which a part is judged, and is the same. `scored`: as in
+    `Undisturbed`.
     """
 
     ours: Inventory
@@ -53,6 +62,7 @@ class _Comparison:
     values: int = 0
     unlike: dict[str, list[str]] = field(default_factory=dict)
     in_part: list[str] = field(default_factory=list)
+    scored: frozenset[str] = frozenset()
 
     def undetermined(self, name: str, theirs: Sequence[Content]) -> None:
         """The undisturbed runs have other bytes in the file, or other kinds of it, or not all."""
@@ -62,12 +72,56 @@ class _Comparison:
         self.unlike.setdefault(reason, []).append(visible(name))
 
 
+@dataclass(frozen=True)
+class Undisturbed:
+    """What an undisturbed run's record says of what it leaves. `losses`: by step, the mean over
+    passes and ranks (empty where one has none); `rates`: every learning rate. `scored`: files that
+    it does not keep by their age, by name without numbers: it removed a newer and left an older.
+    """
+
+    losses: tuple[float, ...] = ()
+    rates: frozenset[float] = frozenset()
+    scored: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, judged: Judged | None) -> Undisturbed:
+        if judged is None:
+            return cls()
+        steps = [
+            [step for _, step in ranks.values()] for _, ranks in sorted(judged.path.steps.items())
+        ]
+        parts = [
+            [loss for step in made for loss in step.losses if loss is not None] for made in steps
+        ]
+        left = read_inventory(judged.arm.folder)
+        removed = [
+            str(event.get("path", ""))
+            for _, process in processes_of(judged.arm)
+            for event in process.files
+            if event.get("op") == "remove"
+        ]
+        return cls(
+            tuple(math.fsum(losses) / len(losses) for losses in parts) if all(parts) else (),
+            frozenset(rate for made in steps for step in made for rate in step.lr),
+            frozenset(
+                unnumbered(path)
+                for path in removed
+                for other in (left.files if left else ())
+                if unnumbered(other) == unnumbered(path) and _numbers(other) < _numbers(path)
+            ),
+        )
+
+
 def same_files(
-    references: Sequence[Inventory | None], judged: Judged, stable: bool = True
+    references: Sequence[Inventory | None],
+    judged: Judged,
+    stable: bool = True,
+    told: Undisturbed | None = None,
 ) -> ArmFinding:
     """Compare what an arm has left with what the undisturbed runs have. `stable`: whether these did
-    the same steps, bit for bit.
+    the same steps, bit for bit. `told`: what else is known of them.
     """
+    told = told or Undisturbed()
     arm, undisturbed = judged.arm, [reference for reference in references if reference is not None]
     inventory = read_inventory(arm.folder)
     if inventory is None or not undisturbed:
@@ -99,9 +153,13 @@ def same_files(
         max(len(arm.attempts) - 1, len(arm.launches) - 1),
         steps if len(steps) == len(went_on) else (),
         judged.path.last,
+        told.losses,
+        told.rates,
     )
     graceful = any(text.startswith(_GRACEFUL) for text in arm.planned.values())
-    seen = _Comparison(inventory, restarts, graceful, _begun_anew(arm, inventory))
+    seen = _Comparison(
+        inventory, restarts, graceful, _begun_anew(arm, inventory), scored=told.scored
+    )
     finding = _finding(arm.name, _compared(undisturbed, seen), stable)
     hints = hooks_ran(judged) if finding.status == BROKEN else ()
     return replace(finding, evidence=finding.evidence + hints)
@@ -156,10 +214,11 @@ def _finding(arm: str, seen: _Comparison, stable: bool) -> ArmFinding:
     said += f", a part of {part} among them" if part else ""
     if not seen.files:
         said = f"a part of {part} is as in the undisturbed runs ({plural(seen.values, 'value')})"
-    cut = [text.removesuffix(f": {CUT}") for text in seen.aside if text.endswith(CUT)]
-    said += f"; not equal, and taken for {CUT}: {cut[0]}" if cut else ""
-    said += f" and {len(cut) - 1} more" if len(cut) > 1 else ""
-    unread = [text.partition(":")[0] for text in seen.aside if not text.endswith(CUT)]
+    for reason in (CUT, OWN):
+        cut = [text.removesuffix(f": {reason}") for text in seen.aside if text.endswith(reason)]
+        said += f"; not equal, and taken for {reason}: {cut[0]}" if cut else ""
+        said += f" and {len(cut) - 1} more" if len(cut) > 1 else ""
+    unread = [text.partition(":")[0] for text in seen.aside if not text.endswith((CUT, OWN))]
     unread = [name for name in unread if name not in seen.in_part]
     said += f"; not judged: {', '.join(unread[:3])}" if unread else ""
     said += f" and {len(unread) - 3} more" if len(unread) > 3 else ""
@@ -274,14 +333,14 @@ def _equal(theirs: list[Content], content: Content) -> bool:
 
 def _missing(name: str, theirs: list[Content], seen: _Comparison) -> None:
     """A file that the undisturbed runs leave and the arm does not."""
-    pattern = re.sub(r"\d+", "0", name)
-    alike = [path for path in seen.extra if re.sub(r"\d+", "0", path) == pattern]
+    pattern = unnumbered(name)
+    alike = [path for path in seen.extra if unnumbered(path) == pattern]
     newer = [
         path
         for path in seen.ours.files
-        if re.sub(r"\d+", "0", path) == pattern and _numbers(path) > _numbers(name)
+        if unnumbered(path) == pattern and _numbers(path) > _numbers(name)
     ]
-    if alike and newer:
+    if alike and newer and pattern not in seen.scored:
         seen.aside.append(
             f"{visible(name)}: not kept here, where {visible(alike[0])} was counted among those to"
             " keep"
@@ -290,6 +349,10 @@ def _missing(name: str, theirs: list[Content], seen: _Comparison) -> None:
         seen.aside.append(f"{visible(name)}: missing")
     else:
         seen.broken[name] = f"{visible(name)}: missing, the undisturbed runs leave it"
+
+
+def unnumbered(name: str) -> str:
+    return re.sub(r"\d+", "0", name)
 
 
 def _numbers(name: str) -> list[int]:
@@ -315,7 +378,7 @@ def _differences(
                 ([] if damaged else [ours.problem or "other contents"]),
                 0,
             )
-        return _differences_of_values(theirs, ours, restarts)
+        return differences_of_values(theirs, ours, restarts)
     if any(content.digest != theirs[0].digest for content in theirs):
         return [], [], 0
     if kind in ("bytes", "link") and ours.kind == kind:
@@ -328,7 +391,7 @@ def _differences(
     return [], [f"differs, {theirs[0].problem or 'not compared by content'}"], 0
 
 
-def _differences_of_values(
+def differences_of_values(
     theirs: list[Content], ours: Content, restarts: Restarts
 ) -> tuple[list[Difference], list[str], int]:
     first, *others = theirs
@@ -344,14 +407,7 @@ def _differences_of_values(
     ]
     same = len(agreed) - len(differing)
     attempt = [difference for difference in differing if _is_of_attempt(difference)]
-    aside = (
-        [
-            f"{', '.join(difference.key for difference in attempt[:3])}: a count, time or path of"
-            " one attempt, not of the training"
-        ]
-        if attempt
-        else []
-    )
+    aside = [f"{', '.join(difference.key for difference in attempt[:3])}: {OWN}"] if attempt else []
     differing = [difference for difference in differing if difference not in attempt]
     repeated = {
         series
@@ -371,9 +427,17 @@ def _differences_of_values(
 
 
 def _is_of_attempt(difference: Difference) -> bool:
-    plain = not _TENSOR.search(difference.due) and not _TENSOR.search(difference.here)
-    return plain and (
-        is_of_attempt(difference.key) or "{dir}" in difference.due or "{dir}" in difference.here
+    """Not so a count of restarts that is lower than in the undisturbed runs: such a count begins
+    anew, and counts something of the training (warm restarts, say).
+    """
+    key, due, here = difference.key, difference.due, difference.here
+    if _TENSOR.search(due) or _TENSOR.search(here):
+        return False
+    fewer = due.isdecimal() and here.isdecimal() and int(here) < int(due)
+    return (
+        (is_of_attempt(key) and not (fewer and counts_restarts(key)))
+        or "{dir}" in due
+        or "{dir}" in here
     )
 
 
@@ -416,8 +480,9 @@ def _means_over_the_restart(
     over steps of which a new process saw only some.
     """
     groups: dict[tuple[str, str], list[tuple[int, Difference]]] = {}
+    lengths = _lengths(due) if differing else {}
     for difference in differing:
-        series, index, within = _series_of(difference.key)
+        series, index, within = _row_of(difference.key, lengths)
         if (
             index >= 0
             and is_series(series + within)
@@ -425,10 +490,43 @@ def _means_over_the_restart(
             and _FLOAT.match(difference.here)
         ):
             groups.setdefault((series, within), []).append((index, difference))
+    apart = {difference.key for difference in differing}
     for (series, _), members in groups.items():
-        indices = [index for index, _ in members]
-        if restarts.cut(indices, len(_elements(due, series))):
+        indices, rows = [index for index, _ in members], lengths[series]
+        if restarts.cut(indices, rows) and not any(
+            restarts.uncut(
+                index,
+                rows,
+                difference.due,
+                (
+                    text
+                    for key, text in due.entries.items()
+                    if key not in apart and _row_of(key, lengths)[1] == index
+                ),
+            )
+            for index, difference in members
+        ):
             yield from (difference for _, difference in members)
+
+
+def _lengths(content: Content) -> dict[str, int]:
+    """By its path, the number of elements of each list."""
+    indices: dict[str, set[int]] = {}
+    for key in content.entries:
+        series, index, _ = _series_of(key)
+        while index >= 0:
+            indices.setdefault(series, set()).add(index)
+            series, index, _ = _series_of(series)
+    return {series: len(places) for series, places in indices.items()}
+
+
+def _row_of(key: str, lengths: dict[str, int]) -> tuple[str, int, str]:
+    """Like `_series_of`; of a list of lists that is no shorter than they are, its own element."""
+    series, index, within = _series_of(key)
+    outer, row, between = _series_of(series)
+    if row >= 0 and not between and lengths[outer] >= lengths[series]:
+        return outer, row, f"[{index}]{within}"
+    return series, index, within
 
 
 def _of_another_moment(theirs: list[Content], ours: Content) -> bool:

@@ -324,6 +324,10 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
     if earlier is not None:
         begun = judged.path.offsets.get(attempt, 0) + 1
         said = f"step {number} repeats the samples of step {earlier} {place}"
+        cause, first = MEANING["samples"], judged.path.steps.get(earlier, {}).get(rank)
+        inputs = set(first[1].inputs) if first is not None else set()
+        if step.by_id and step.inputs and inputs and not inputs & set(step.inputs):
+            cause += ", or these ids are other data since the restart (a data set that is cut anew)"
         starts = _epoch_starts(reference)
         if number == begun and {number, earlier} <= starts:
             return (
@@ -336,8 +340,8 @@ def _told(judged: Judged, reference: Judged, where: tuple[int, int, int], step: 
                 f" restored, or {TWO_MOMENTS}{BY_THREAD}"
             )
         if number == begun and earlier == max(start for start in starts if start <= number):
-            return f"{said}: {MEANING['samples']}, the epoch began anew"
-        return f"{said}: {MEANING['samples']}"
+            return f"{said}: {cause}, the epoch began anew"
+        return f"{said}: {cause}"
     began = max((end for end in _ends(reference) if end < number), default=0)
     shuffled = is_shuffled(judged.path, reference.path, number, rank, until)
     if shuffled is False and is_shuffled(

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,12 +29,15 @@ Lines = Sequence[str]
 @dataclass(frozen=True)
 class Restarts:
     """The restarts of an arm: how many; after which of its `last` steps it went on each time, empty
-    where that is not known of all.
+    where that is not known of all; the loss of each step, where all are on record, and the learning
+    rates.
     """
 
     number: int
     after: tuple[int, ...] = ()
     last: int = 0
+    losses: tuple[float, ...] = ()
+    rates: frozenset[float] = frozenset()
 
     def cut(self, places: Sequence[int], rows: int) -> bool:
         """Whether the values at `places` of `rows` may be means that the restarts cut: one for each
@@ -57,8 +61,36 @@ class Restarts:
         steps = self.last // rows
         return any(place * steps < after < (place + 1) * steps for after in self.after)
 
+    def uncut(self, place: int, rows: int, due: str, beside: Iterable[str]) -> bool:
+        """Whether what is on record refutes that `due`, in row `place` of `rows`, is a cut mean: it
+        is a learning rate, or another value of the row (`beside`: those that are as due) is the
+        mean of all losses of the row's steps. Where the rows do not tell how many these are, by
+        five decimals.
+        """
+        equal = rows and not self.last % rows
+        sizes = [self.last // rows] if equal else range(2, len(self.losses) // (place + 1) + 1)
+        means = [
+            math.fsum(self.losses[place * size : (place + 1) * size]) / size
+            for size in sizes
+            if size > 1 and self.losses
+        ]
+        fewest = 3 if equal else 5
+        return any(_shows(due, rate, 3) for rate in self.rates) or any(
+            _shows(text, mean, fewest) for text in beside for mean in means
+        )
+
+
+def _shows(text: str, value: float, fewest: int) -> bool:
+    """Whether `text` is `value`, to as many decimals as it has: `fewest` at least."""
+    decimals = text.lower().partition("e")[0].partition(".")[2]
+    if len(decimals) < fewest or not _NUMBER.match(text):
+        return False
+    rounding = 0.0 if "e" in text.lower() else 0.51 * 10.0 ** -len(decimals)
+    return abs(float(text) - value) <= max(rounding, 2e-6 * abs(value))
+
 
 CUT = "a mean that the restart cut"  # one value a restart that differs in a record of the training
+OWN = "a count, time or path of one attempt, not of the training"
 
 
 @dataclass(frozen=True)
@@ -220,8 +252,17 @@ def _differences_of_rows(
         rows = plural(len(first) - len(lost), "row")
         kept = f"{rows} (attempt {anew} began it anew)"
         differences.append(Difference("", f"{len(first)} rows", kept))
+    table = list(first.items())
     for column, members in columns.items():
-        cut = restarts.cut([place for place, _ in members], len(first))
+        cut = restarts.cut([place for place, _ in members], len(first)) and not any(
+            restarts.uncut(
+                place,
+                len(first),
+                difference.due,
+                (text for name, text in table[place][1].items() if name not in columns),
+            )
+            for place, difference in members
+        )
         floats = all(
             _NUMBER.match(text)
             for _, difference in members
@@ -271,11 +312,7 @@ def _differences_of_documents(
     judged = [
         place for place in unlike if not (_of_attempt(first[place]) or _of_attempt(ours[place]))
     ]
-    aside = (
-        [f"line {unlike[0] + 1}: a count, time or path of one attempt, not of the training"]
-        if len(judged) < len(unlike)
-        else []
-    )
+    aside = [f"line {unlike[0] + 1}: {OWN}"] if len(judged) < len(unlike) else []
     key = "" if len(first) == 1 else "line {}"
     return (
         [

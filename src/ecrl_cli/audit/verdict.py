@@ -26,7 +26,7 @@ from ecrl_cli.audit.files import read_inventory
 from ecrl_cli.audit.lineage import resume_kinds
 from ecrl_cli.audit.records import Arm, read_arm, watched_from_outside
 from ecrl_cli.audit.restored import restored
-from ecrl_cli.audit.same_files import same_files
+from ecrl_cli.audit.same_files import Undisturbed, same_files
 from ecrl_cli.audit.steps import MAX_STEP
 from ecrl_cli.config.codec import encode
 from ecrl_cli.errors import EvidenceMissing, plural
@@ -205,6 +205,7 @@ def judge(
     reference = undisturbed[0] if undisturbed else None
     ignored = components.unseeded(undisturbed)
     inventories = [read_inventory(judged.arm.folder) for judged in undisturbed]
+    told = Undisturbed.of(reference)
     needed = resume_kinds(struck)
     arms = [judged_arm(arm, reference, ignored, needed) for arm in struck]
     cold = judged_arm(started_cold, reference, ignored) if started_cold is not None else None
@@ -217,7 +218,7 @@ def judge(
         ]
         if steady.exact and promises.only_interleaved(judged, reference):
             made = [_interleaved(finding) for finding in made]
-        findings += [*made, same_files(inventories, judged, steady.exact)]
+        findings += [*made, same_files(inventories, judged, steady.exact, told)]
     if spoilt is not None:
         made = of_arm(judged_arm(spoilt, reference, ignored), reference, steady, order)
         findings.append(control_seen(spoilt, made))

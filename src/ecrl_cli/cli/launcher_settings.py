@@ -19,27 +19,12 @@ CHOICE, PREFIX = "hydra/launcher", "hydra.launcher."
 N_JOBS = f"{PREFIX}n_jobs"  # of ECRL's own: how many runs of a sweep train at the same time
 _PACKAGE = "hydra-submitit-launcher"
 _ANYWHERE = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")
-_SLURM = (
-    *(
-        "partition",
-        "qos",
-        "comment",
-        "constraint",
-        "exclude",
-        "gres",
-        "account",
-        "nodes",
-        "cpus_per_gpu",
-        "gpus_per_task",
-        "mem_per_gpu",
-    ),
-    *(
-        "mem_per_cpu",
-        "signal_delay_s",
-        "max_num_timeout",
-        "array_parallelism",
-        "additional_parameters",
-    ),
+_SLURM = tuple(
+    (
+        "partition qos comment constraint exclude gres account nodes cpus_per_gpu gpus_per_task"
+        " mem_per_gpu mem_per_cpu signal_delay_s max_num_timeout array_parallelism"
+        " additional_parameters"
+    ).split()
 )
 LOCAL, SLURM = "submitit_local", "submitit_slurm"
 SETTINGS: dict[str, tuple[str, ...]] = {LOCAL: _ANYWHERE, SLURM: (*_ANYWHERE, *_SLURM)}

@@ -38,17 +38,8 @@ def some_of(choices: tuple[str, ...], default: tuple[str, ...] | None = None) ->
 WRITING = ("blocking", "overlapped")
 # first: no checkpoints/ yet. overlapped: two in flight. rejected: over a damaged one. again: a step
 # saved twice. recovery: after a crash.
-POWER_LOSS_WORKLOADS = (
-    "first",
-    "one",
-    "two",
-    "pointer",
-    "retention",
-    "overlapped",
-    "stale_stage",
-    "rejected",
-    "again",
-    "recovery",
+POWER_LOSS_WORKLOADS = tuple(
+    "first one two pointer retention overlapped stale_stage rejected again recovery".split()
 )
 # Failure kinds in the study `failures`. A partition needs a network namespace; backward is a kill.
 STRUCK = tuple(kind for kind in BUILTIN if kind not in ("backward", "partition"))

@@ -28,18 +28,11 @@ from ecrl_cli.records.layout import RunLayout
 from ecrl_cli.records.run_config import read_run_config
 from ecrl_cli.supervision.launch.child_environment import kernel_choices
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "pandas",
-    "matplotlib",
-    "scipy",
-    "safetensors",
-    "torch_checkpointing",
-    "torchsnapshot",
+PACKAGES = tuple(
+    (
+        "torch torchvision hydra-core omegaconf numpy pandas matplotlib scipy safetensors"
+        " torch_checkpointing torchsnapshot"
+    ).split()
 )
 
 

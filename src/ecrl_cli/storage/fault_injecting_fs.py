@@ -25,21 +25,9 @@ T = TypeVar("T")
 
 # The calls that a fault may be limited to. `fsyncdir` opens the directory and syncs it.
 SCOPES: dict[str, tuple[str, ...]] = {
-    "any": (
-        "mkdir",
-        "create",
-        "open",
-        "write",
-        "read",
-        "fsync",
-        "fsyncdir",
-        "close",
-        "rename",
-        "symlink",
-        "unlink",
-        "rmdir",
-        "list",
-        "stat",
+    "any": tuple(
+        "mkdir create open write read fsync fsyncdir close rename symlink unlink rmdir list"
+        " stat".split()
     ),
     "write": ("write",),
     "sync": ("fsync", "fsyncdir"),

@@ -66,27 +66,11 @@ LAYERS = ("file", "commit", "manifest", "parts", "hash", "schema", "tensors", "f
 # Where the injector and the crash-point study may kill the writer; {part} runs over the parts. A
 # single-file checkpoint has one sidecar for manifest and commit: it has no points of the manifest,
 # but between_renames.
-CRASH_POINTS = (
-    "before_stage",
-    "half_part:{part}",
-    "after_part:{part}",
-    "before_manifest",
-    "half_manifest",
-    "before_commit",
-    "half_commit",
-    "after_commit",
-    "before_stage_sync",
-    "before_rename",
-    "between_renames",
-    "after_rename",
-    "after_root_sync",
-    "before_pointer",
-    "before_pointer_rename",
-    "between_pointers",
-    "before_link_rename",
-    "before_pointer_sync",
-    "after_pointer",
-    "before_trash",
-    "half_trash",
-    "after_trash",
+CRASH_POINTS = tuple(
+    (
+        "before_stage half_part:{part} after_part:{part} before_manifest half_manifest"
+        " before_commit half_commit after_commit before_stage_sync before_rename between_renames"
+        " after_rename after_root_sync before_pointer before_pointer_rename between_pointers"
+        " before_link_rename before_pointer_sync after_pointer before_trash half_trash after_trash"
+    ).split()
 )

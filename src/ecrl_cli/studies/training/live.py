@@ -275,19 +275,7 @@ def of_facts(found: dict[str, Any]) -> tuple[LiveRunSpec, tuple[str, ...]]:
     )
 
 
-OUTCOMES = (
-    "valid",
-    "hung",
-    "left",
-    "exit",
-    "invalid",
-    "unknown",
-    "apart",
-    "restarted",
-    "ledger",
-    "differs",
-    "idle",
-)
+OUTCOMES = tuple("valid hung left exit invalid unknown apart restarted ledger differs idle".split())
 # Phases that a recorded study must have hit, and how often; and the number of runs of such a study.
 PHASES = ("boundary", "forward", "backward", "optimizer", "capture", "load", "rendezvous")
 HITS, RECORDED = 5, 200

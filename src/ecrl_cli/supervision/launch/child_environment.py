@@ -15,7 +15,7 @@ ALLOWED = frozenset(
     LD_LIBRARY_PATH LD_PRELOAD XDG_CACHE_HOME
     PYTHONPATH PYTHONHASHSEED PYTHONWARNINGS PYTHONDONTWRITEBYTECODE TORCH_HOME
     SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
-    """.split()  # noqa: SIM905
+    """.split()
 )
 ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
 # These choose the kernels of torch and its libraries, and so may change results bitwise. Passed on
@@ -24,7 +24,7 @@ KERNEL_CHOICES = frozenset(
     """
     ATEN_CPU_CAPABILITY MKL_CBWR MKL_ENABLE_INSTRUCTIONS OPENBLAS_CORETYPE NPY_DISABLE_CPU_FEATURES
     CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE
-    """.split()  # noqa: SIM905
+    """.split()
 )
 KERNEL_PREFIXES = ("ONEDNN_", "DNNL_")
 # oneDNN's diagnostic variables change no kernel
