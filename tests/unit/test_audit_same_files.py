@@ -354,6 +354,11 @@ BROKEN_TEXTS = {
         _text(h__json='{"n": 1, "warm_restarts": 3}'),
         "h.json: warm_restarts is 3, in both undisturbed runs 5",
     ),
+    "seconds that no clock has measured": (
+        _text(h__json='{"n": 1, "seconds_of_audio": 199.0625}'),
+        _text(h__json='{"n": 1, "seconds_of_audio": 126.5}'),
+        "h.json: seconds_of_audio is 126.5, in both undisturbed runs 199.0625",
+    ),
     "a list of lists under such a name": (
         _text(h__json='{"user": [[0.5, 1]]}'),
         _text(h__json='{"user": [[0.6, 1]]}'),

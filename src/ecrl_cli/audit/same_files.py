@@ -31,6 +31,8 @@ PROMISE = "same files"
 _DIGEST = re.compile(r" [0-9a-f]{16}$")
 _LAST_INDEX = re.compile(r"^(.*)\[(\d+)\](.*?)$", re.DOTALL)
 _FLOAT = re.compile(r"^(?:tensor\()?-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf)\b")
+# six significant digits at least
+_EXACT = re.compile(r"^-?(?=[0.]*[1-9](?:\.?\d){5})\d+\.\d{3,}(?:e[+-]?\d+)?$")
 _TENSORS_DIFFER = re.compile(r"\d tensors? differs?, first |: its only tensor")
 _TENSOR = re.compile(r"\) [0-9a-f]{16}$")
 _ALONE = "there is one undisturbed run"
@@ -427,15 +429,16 @@ def differences_of_values(
 
 
 def _is_of_attempt(difference: Difference) -> bool:
-    """Not so a count of restarts that is lower than in the undisturbed runs: such a count begins
-    anew, and counts something of the training (warm restarts, say).
+    """Not so a count of restarts that is lower than in the undisturbed runs: it counts something of
+    the training (warm restarts, say). Nor a number in which two runs agree to six digits and more:
+    it is read from no clock.
     """
     key, due, here = difference.key, difference.due, difference.here
     if _TENSOR.search(due) or _TENSOR.search(here):
         return False
     fewer = due.isdecimal() and here.isdecimal() and int(here) < int(due)
     return (
-        (is_of_attempt(key) and not (fewer and counts_restarts(key)))
+        (is_of_attempt(key) and not (fewer and counts_restarts(key)) and not _EXACT.match(due))
         or "{dir}" in due
         or "{dir}" in here
     )
