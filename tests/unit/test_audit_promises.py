@@ -516,6 +516,30 @@ def test_batches_that_a_loader_gave_in_other_steps_are_no_other_samples(
     )
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_ids_that_are_other_data_since_the_restart_are_told(recorded: Path, anew: bool) -> None:
+    def first_again(line: dict[str, Any]) -> dict[str, Any]:
+        if line["type"] != "batch":
+            return line
+        tensors = told("anew", line["n"]) if anew else told("input", line["n"], 0)
+        return line | {"ids": ids(line["n"], 0), "hash": tensors}
+
+    change(recorded, 2, first_again, ranks=(0,))
+    (once,) = [f for f in judged(recorded).findings if f.promise == "exactly once"]
+    assert "step 13 repeats the samples of step 1 (rank 0, attempt 2)" in once.message
+    assert ("(a data set that is cut anew)" in once.message) == anew
+
+
+def test_where_parameters_came_from_is_not_on_record_though_a_checkpoint_is(recorded: Path) -> None:
+    for attempt in (1, 2):
+        change(recorded, attempt, starts(params=told("average", attempt)))
+    (right,) = [f for f in judged(recorded).findings if f.promise == "right checkpoint"]
+    assert (right.status, right.message) == (
+        "not checked",
+        "where attempt 1 went on is not on record (a checkpoint of step 8 had been finished)",
+    )
+
+
 def test_what_enters_a_model_behind_a_frozen_part_is_no_cause(recorded: Path) -> None:
     fed(recorded, lambda line, _: line)
     change(recorded, 2, at(1, entered=[told("other")], params=told("other")))
