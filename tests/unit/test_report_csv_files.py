@@ -161,18 +161,7 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "break_it",
-    [
-        "verdict",
-        "checkpoints",
-        "target",
-        "time",
-        "records",
-        "attempts",
-        "ends",
-        "environment",
-        "artifacts",
-        "arms",
-    ],
+    "verdict checkpoints target time records attempts ends environment artifacts arms".split(),
 )
 @pytest.mark.usefixtures("undrawn")
 def test_a_suite_that_fails_a_gate_is_listed_and_not_averaged(

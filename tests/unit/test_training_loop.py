@@ -22,17 +22,8 @@ from ecrl_cli.training.train_step import StepResult
 def loop_at(step: int, loss: float = 0.25) -> Any:
     """A loop to step 10 whose parts only note what they are asked."""
     names = (
-        "train_step",
-        "loader",
-        "sampler",
-        "train_state",
-        "strategy",
-        "injector",
-        "heartbeat",
-        "clock",
-        "journal",
-        "report",
-    )
+        "train_step loader sampler train_state strategy injector heartbeat clock journal report"
+    ).split()
     parts = {name: MagicMock() for name in names}
     parts["heartbeat"].stop_after.return_value = None
     return TrainLoop(
