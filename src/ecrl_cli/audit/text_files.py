@@ -64,8 +64,8 @@ class Restarts:
     def uncut(self, place: int, rows: int, due: str, beside: Iterable[str]) -> bool:
         """Whether what is on record refutes that `due`, in row `place` of `rows`, is a cut mean: it
         is a learning rate, or another value of the row (`beside`: those that are as due) is the
-        mean of all losses of the row's steps. Where the rows do not tell how many these are, by
-        five decimals.
+        mean of all losses of the row's steps, by four decimals; where the rows do not tell how
+        many steps these are, by five.
         """
         equal = rows and not self.last % rows
         sizes = [self.last // rows] if equal else range(2, len(self.losses) // (place + 1) + 1)
@@ -74,7 +74,7 @@ class Restarts:
             for size in sizes
             if size > 1 and self.losses
         ]
-        fewest = 3 if equal else 5
+        fewest = 4 if equal else 5
         return any(_shows(due, rate, 3) for rate in self.rates) or any(
             _shows(text, mean, fewest) for text in beside for mean in means
         )
