@@ -26,8 +26,8 @@ from ecrl_cli.report.tables.table import Column, Table
 # Each with fewer rounds than it takes alone, so that all of them take 25 minutes on two cores.
 BENCHES: dict[str, tuple[str, ...]] = {
     "stall": ("--rounds", "4"),
-    "deferred": ("--rounds", "5"),
-    "every_step": ("--rounds", "2", "--steps", "24"),
+    "deferred": ("--rounds", "4"),
+    "every_step": ("--rounds", "2", "--steps", "20"),
     "store": (),
     "scrub": (),
     "bad_input": (),
@@ -36,7 +36,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "page": ("--rounds", "1"),
     "lines": (),
     "in_memory": ("--rounds", "4", "--kills", "4"),
-    "replicas": ("--rounds", "5"),
+    "replicas": ("--rounds", "4"),
     "goodput": ("--seconds", "9"),
     "spares": ("--rounds", "2", "--models", "resnet18"),
     "start": ("--rounds", "5"),
