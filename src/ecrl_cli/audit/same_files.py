@@ -76,8 +76,8 @@ class _Comparison:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What an undisturbed run's record says of what it leaves. `losses`: by step, the mean over
-    passes and ranks (empty where one has none); `rates`: every learning rate. `scored`: files that
+    """The record of an undisturbed run, for its files. `losses`: by step, the mean over passes and
+    ranks (empty where one has none); `rates`: every learning rate. `scored`: files that
     it does not keep by their age, by name without numbers: it removed a newer and left an older.
     """
 
