@@ -37,10 +37,10 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "lines": (),
     "in_memory": ("--rounds", "4", "--kills", "4"),
     "replicas": ("--rounds", "4"),
-    "goodput": ("--seconds", "9"),
+    "goodput": ("--seconds", "10"),
     "spares": ("--rounds", "2", "--models", "resnet18"),
     "start": ("--rounds", "5"),
-    "step": ("--rounds", "2"),
+    "step": ("--rounds", "2", "--cases", "resnet18"),
 }
 # of the cores: with more work than this beside, two identical arms differ by more than the goals
 # are worth
