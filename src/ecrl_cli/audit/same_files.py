@@ -23,7 +23,7 @@ from ecrl_cli.audit.file_names import (
 )
 from ecrl_cli.audit.files import Inventory, read_inventory
 from ecrl_cli.audit.records import Arm
-from ecrl_cli.audit.saving import processes_of
+from ecrl_cli.audit.saving import processes_of, removals
 from ecrl_cli.audit.text_files import CUT, OWN, Difference, Restarts, differences_of_lines
 from ecrl_cli.errors import plural, visible
 
@@ -96,20 +96,14 @@ class Undisturbed:
             [loss for step in made for loss in step.losses if loss is not None] for made in steps
         ]
         left = read_inventory(judged.arm.folder)
-        removed = [
-            str(event.get("path", ""))
-            for _, process in processes_of(judged.arm)
-            for event in process.files
-            if event.get("op") == "remove"
-        ]
         return cls(
             tuple(math.fsum(losses) / len(losses) for losses in parts) if all(parts) else (),
             frozenset(rate for made in steps for step in made for rate in step.lr),
             frozenset(
-                unnumbered(path)
-                for path in removed
+                _unnumbered(path)
+                for _, _, path in removals(judged.arm)
                 for other in (left.files if left else ())
-                if unnumbered(other) == unnumbered(path) and _numbers(other) < _numbers(path)
+                if _unnumbered(other) == _unnumbered(path) and _numbers(other) < _numbers(path)
             ),
         )
 
@@ -335,12 +329,12 @@ def _equal(theirs: list[Content], content: Content) -> bool:
 
 def _missing(name: str, theirs: list[Content], seen: _Comparison) -> None:
     """A file that the undisturbed runs leave and the arm does not."""
-    pattern = unnumbered(name)
-    alike = [path for path in seen.extra if unnumbered(path) == pattern]
+    pattern = _unnumbered(name)
+    alike = [path for path in seen.extra if _unnumbered(path) == pattern]
     newer = [
         path
         for path in seen.ours.files
-        if unnumbered(path) == pattern and _numbers(path) > _numbers(name)
+        if _unnumbered(path) == pattern and _numbers(path) > _numbers(name)
     ]
     if alike and newer and pattern not in seen.scored:
         seen.aside.append(
@@ -353,7 +347,7 @@ def _missing(name: str, theirs: list[Content], seen: _Comparison) -> None:
         seen.broken[name] = f"{visible(name)}: missing, the undisturbed runs leave it"
 
 
-def unnumbered(name: str) -> str:
+def _unnumbered(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 

@@ -89,7 +89,7 @@ def checkpoints(arm: Arm) -> list[Checkpoint]:
     )
     # what is made at a start is no part of every save
     usual = _usual([parts for (_, step), parts in groups.items() if step], holds_state)
-    removals = list(_removals(arm))
+    removed = list(removals(arm))
     found = []
     for (attempt, step), parts in sorted(groups.items()):
         paths = tuple(dict.fromkeys(path for part in parts for path in part.files))
@@ -102,7 +102,7 @@ def checkpoints(arm: Arm) -> list[Checkpoint]:
         )
         gone = [
             (number, when)
-            for number, when, path in removals
+            for number, when, path in removed
             if (number, when) > (attempt, at) and path in paths
         ]
         ranks = tuple(sorted({part.process.rank for part in parts}))
@@ -405,7 +405,7 @@ def _usual(
     return set.intersection(*whole) if whole else set()
 
 
-def _removals(arm: Arm) -> Iterator[tuple[int, float, str]]:
+def removals(arm: Arm) -> Iterator[tuple[int, float, str]]:
     for attempt, process in processes_of(arm):
         for event in process.files:
             if event.get("op") == "remove":
